@@ -103,8 +103,10 @@ enum {
     CL_DEVICE_VERSION = 0x102F,
     CL_DEVICE_EXTENSIONS = 0x1030,
     CL_DEVICE_PARENT_DEVICE = 0x1042,
-    CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV = 0x4005, /* cl_nv_device_attribute_query */
-    CL_DEVICE_BOARD_NAME_AMD = 0x4038,         /* cl_amd_device_attribute_query */
+    CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV = 0x4000, /* cl_nv_device_attribute_query */
+    CL_DEVICE_COMPUTE_CAPABILITY_MINOR_NV = 0x4001,
+    CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV = 0x4005,
+    CL_DEVICE_BOARD_NAME_AMD = 0x4038, /* cl_amd_device_attribute_query */
     CL_CONTEXT_DEVICES = 0x1081,
     CL_CONTEXT_PLATFORM = 0x1084,
     CL_QUEUE_CONTEXT = 0x1090,

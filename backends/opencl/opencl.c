@@ -46,10 +46,13 @@ static tess_status describe(opencl_device *d, const opencl_found *found) {
     }
     if (sizes[0] < d->most_threads) d->most_threads = sizes[0];
     d->kind = found->kind;
+    const int nv = tess_opencl_has(cl, d->device, "cl_nv_device_attribute_query");
+    for (cl_uint n = 0; n < 2 && nv; n++)
+        d->nv[n] = (cl_uint)tess_opencl_number(
+            cl, d->device, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV + n, sizeof(cl_uint));
     /* Only one vendor's devices say so; any other may drive a display. */
-    const int told = tess_opencl_has(cl, d->device, "cl_nv_device_attribute_query") &&
-                     cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV,
-                                         sizeof timeout, &timeout, NULL) == CL_SUCCESS;
+    const int told = nv && cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV,
+                                               sizeof timeout, &timeout, NULL) == CL_SUCCESS;
     d->time_limited = d->kind == TESS_DEVICE_GPU && (!told || timeout);
     static const cl_uint what[4] = {CL_DEVICE_NAME, CL_DEVICE_VENDOR, CL_DEVICE_VERSION,
                                     CL_DRIVER_VERSION};

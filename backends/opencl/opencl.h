@@ -27,9 +27,10 @@ typedef struct opencl_found {
     char platform_name[OPENCL_TEXT];
 } opencl_found;
 
-/* One compiled instance of the portable kernels. */
+/* One compiled instance of the kernels. */
 typedef struct opencl_program {
     cl_program program;
+    int may_fail; /* a row below takes its problems if the driver's compiler does not take it */
     char refusal[256]; /* why the device cannot run it; "" while nothing is known */
 } opencl_program;
 
@@ -42,11 +43,13 @@ typedef struct opencl_device {
     cl_command_queue queue; /* in order */
     uint32_t kind, compute_units, clock_mhz;
     int time_limited; /* a watchdog may stop kernels after some seconds */
+    cl_uint nv[2];    /* NVIDIA's compute capability; 0.0: of another vendor */
     size_t most_threads;
     uint64_t local_bytes, most_bytes;
     char names[2][512]; /* device and driver, for the cache */
     pthread_mutex_t building;
     opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
+    opencl_program nv_mma[OPENCL_DTYPES][TESS_PORTABLE_BUCKETS];
     opencl_program paging[2]; /* for elements of 32 and of 16 bits */
     opencl_program parts[OPENCL_DTYPES];
     opencl_program backward[OPENCL_DTYPES][TESS_PORTABLE_BUCKETS];
@@ -81,6 +84,25 @@ static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
     return d->compute_units ? 2 * d->compute_units : 2;
 }
 
+/* What the table knows of a forward kernel that is for one vendor's matrix units. Its program has
+ * tess_forward and tess_merge as well, with the same arguments. */
+typedef struct opencl_matrix_row {
+    const char *source;
+    const size_t *source_size;
+    /* Why the device cannot run it, or with a key, why it does not take the problem; or NULL. */
+    const char *(*refuses)(const opencl_device *d, const tess_kernel_key *key, char *buffer,
+                           size_t size);
+    /* The place of the key's program, what it is compiled with, and its threads. */
+    opencl_program *(*instance)(opencl_device *d, const tess_kernel_key *key, char *options,
+                                size_t size, uint32_t *threads);
+    void (*describe)(const opencl_device *d, const tess_kernel_key *key, tess_kernel *kernel);
+} opencl_matrix_row;
+
+extern const opencl_matrix_row tess_opencl_nv_mma_row;
+
+/* Whether the device has room for a workgroup; if not, `why` says what is missing. */
+int tess_opencl_fits(const opencl_device *d, uint32_t threads, uint32_t shared_bytes, char *why,
+                     size_t size);
 tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                                tess_kernel_info *info, tess_kernel *kernel);
 void tess_opencl_programs_release(opencl_device *d);

@@ -31,8 +31,9 @@ enum {
 
 static loader_control *control;
 static char cache_folder[512];
-static const char line[] =
-    "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
+static char line[] =
+    "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3 "
+    "dtype=f32 ";
 
 /* One life cycle up to the first failure, everything released; `seen` says whether a result was
  * checked. Statuses of listing and opening differ from those of a device that works, so they are
@@ -308,6 +309,9 @@ int main(void) {
         return 1;
     }
     control = get.function();
+    /* f16 has kernels of its own on some devices */
+    const char *dtype = getenv("FAULTS_DTYPE");
+    if (dtype && strlen(dtype) <= 4) memcpy(strstr(line, "f32"), dtype, strlen(dtype));
     tess_runtime *runtime = test_runtime(1);
     tess_backend_info info = {.struct_size = sizeof info};
     uint32_t n = 0;

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "cl.h"
+#include "nvidia.h"
 
 static loader_control control;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -106,6 +107,7 @@ static void count(int kind, int change) {
     EXPORT cl_int name(type object);             \
     cl_int name(type object) {                   \
         const int fail = fails(#name);           \
+        nvidia_release(object);                  \
         const cl_int code = real.name(object);   \
         if (code == CL_SUCCESS) count(kind, -1); \
         return fail ? control.code : code;       \
@@ -126,18 +128,12 @@ PLAIN(clGetPlatformInfo, (cl_platform_id a, cl_uint b, size_t c, void *d, size_t
       (a, b, c, d, e))
 PLAIN(clGetDeviceIDs, (cl_platform_id a, cl_bitfield b, cl_uint c, cl_device_id *d, cl_uint *e),
       (a, b, c, d, e))
-PLAIN(clGetDeviceInfo, (cl_device_id a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
 PLAIN(clGetContextInfo, (cl_context a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
 PLAIN(clGetCommandQueueInfo, (cl_command_queue a, cl_uint b, size_t c, void *d, size_t *e),
       (a, b, c, d, e))
-PLAIN(clBuildProgram,
-      (cl_program a, cl_uint b, const cl_device_id *c, const char *d, void (*e)(cl_program, void *),
-       void *f),
-      (a, b, c, d, e, f))
 PLAIN(clGetProgramInfo, (cl_program a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
 PLAIN(clGetProgramBuildInfo,
       (cl_program a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
-PLAIN(clSetKernelArg, (cl_kernel a, cl_uint b, size_t c, const void *d), (a, b, c, d))
 PLAIN(clGetKernelWorkGroupInfo,
       (cl_kernel a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
 PLAIN(clWaitForEvents, (cl_uint a, const cl_event *b), (a, b))
@@ -150,17 +146,10 @@ CREATE(cl_context, clCreateContext,
        (a, b, c, d, e, code), LOADER_CONTEXT)
 CREATE(cl_command_queue, clCreateCommandQueue,
        (cl_context a, cl_device_id b, cl_bitfield c, cl_int *code), (a, b, c, code), LOADER_QUEUE)
-CREATE(cl_mem, clCreateBuffer, (cl_context a, cl_bitfield b, size_t c, void *d, cl_int *code),
-       (a, b, c, d, code), LOADER_MEM)
-CREATE(cl_program, clCreateProgramWithSource,
-       (cl_context a, cl_uint b, const char **c, const size_t *d, cl_int *code), (a, b, c, d, code),
-       LOADER_PROGRAM)
 CREATE(cl_program, clCreateProgramWithBinary,
        (cl_context a, cl_uint b, const cl_device_id *c, const size_t *d, const unsigned char **e,
         cl_int *f, cl_int *code),
        (a, b, c, d, e, f, code), LOADER_PROGRAM)
-CREATE(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code),
-       LOADER_KERNEL)
 RETAIN(cl_context, clRetainContext, LOADER_CONTEXT)
 RETAIN(cl_command_queue, clRetainCommandQueue, LOADER_QUEUE)
 RETAIN(cl_device_id, clRetainDevice, LOADER_DEVICE)
@@ -183,10 +172,6 @@ ENQUEUE(clEnqueueCopyBuffer,
         (cl_command_queue a, cl_mem b, cl_mem c, size_t d, size_t e, size_t f, cl_uint g,
          const cl_event *h, cl_event *event),
         (a, b, c, d, e, f, g, h, event))
-ENQUEUE(clEnqueueNDRangeKernel,
-        (cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d, const size_t *e,
-         const size_t *f, cl_uint g, const cl_event *h, cl_event *event),
-        (a, b, c, d, e, f, g, h, event))
 ENQUEUE(clEnqueueMarkerWithWaitList,
         (cl_command_queue a, cl_uint b, const cl_event *c, cl_event *event), (a, b, c, event))
 
@@ -196,5 +181,83 @@ cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e) {
     const cl_int code = real.clGetEventInfo(a, b, c, d, e), shown = control.shown;
     if (code == CL_SUCCESS && shown && b == CL_EVENT_COMMAND_EXECUTION_STATUS)
         memcpy(d, &shown, sizeof shown);
+    return code;
+}
+
+/* ------------------------------------------------------------------ what nvidia.h wants to see */
+
+EXPORT cl_int clGetDeviceInfo(cl_device_id a, cl_uint b, size_t c, void *d, size_t *e);
+cl_int clGetDeviceInfo(cl_device_id a, cl_uint b, size_t c, void *d, size_t *e) {
+    if (fails("clGetDeviceInfo")) return control.code;
+    return nvidia_device_info(real.clGetDeviceInfo(a, b, c, d, e), b, c, d, e);
+}
+
+EXPORT cl_mem clCreateBuffer(cl_context a, cl_bitfield b, size_t c, void *d, cl_int *code);
+cl_mem clCreateBuffer(cl_context a, cl_bitfield b, size_t c, void *d, cl_int *code) {
+    if (fails("clCreateBuffer")) {
+        if (code) *code = control.code;
+        return NULL;
+    }
+    const cl_mem object = real.clCreateBuffer(a, b, c, d, code);
+    if (!object) return NULL;
+    count(LOADER_MEM, 1);
+    nvidia_buffer(object, c);
+    return object;
+}
+
+EXPORT cl_program clCreateProgramWithSource(cl_context a, cl_uint b, const char **c,
+                                            const size_t *d, cl_int *code);
+cl_program clCreateProgramWithSource(cl_context a, cl_uint b, const char **c, const size_t *d,
+                                     cl_int *code) {
+    if (fails("clCreateProgramWithSource")) {
+        if (code) *code = control.code;
+        return NULL;
+    }
+    const char *other = nvidia_source(c[0], d[0]);
+    const cl_program object = other ? real.clCreateProgramWithSource(a, 1, &other, NULL, code)
+                                    : real.clCreateProgramWithSource(a, b, c, d, code);
+    if (object) count(LOADER_PROGRAM, 1);
+    return object;
+}
+
+EXPORT cl_int clBuildProgram(cl_program a, cl_uint b, const cl_device_id *c, const char *d,
+                             void (*e)(cl_program, void *), void *f);
+cl_int clBuildProgram(cl_program a, cl_uint b, const cl_device_id *c, const char *d,
+                      void (*e)(cl_program, void *), void *f) {
+    if (fails("clBuildProgram")) return control.code;
+    const char *options = nvidia_options(a, d);
+    return options ? real.clBuildProgram(a, b, c, options, e, f) : CL_BUILD_PROGRAM_FAILURE;
+}
+
+EXPORT cl_kernel clCreateKernel(cl_program a, const char *b, cl_int *code);
+cl_kernel clCreateKernel(cl_program a, const char *b, cl_int *code) {
+    if (fails("clCreateKernel")) {
+        if (code) *code = control.code;
+        return NULL;
+    }
+    const cl_kernel object = real.clCreateKernel(a, b, code);
+    if (!object) return NULL;
+    count(LOADER_KERNEL, 1);
+    nvidia_kernel(object, a, b);
+    return object;
+}
+
+EXPORT cl_int clSetKernelArg(cl_kernel a, cl_uint b, size_t c, const void *d);
+cl_int clSetKernelArg(cl_kernel a, cl_uint b, size_t c, const void *d) {
+    if (fails("clSetKernelArg")) return control.code;
+    nvidia_argument(a, b, c, d);
+    return real.clSetKernelArg(a, b, c, d);
+}
+
+EXPORT cl_int clEnqueueNDRangeKernel(cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d,
+                                     const size_t *e, const size_t *f, cl_uint g, const cl_event *h,
+                                     cl_event *event);
+cl_int clEnqueueNDRangeKernel(cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d,
+                              const size_t *e, const size_t *f, cl_uint g, const cl_event *h,
+                              cl_event *event) {
+    if (fails("clEnqueueNDRangeKernel")) return control.code;
+    cl_int code = nvidia_run(&real, a, b, e[0], g, h);
+    if (code == CL_SUCCESS) code = real.clEnqueueNDRangeKernel(a, b, c, d, e, f, g, h, event);
+    if (code == CL_SUCCESS && event) count(LOADER_EVENT, 1);
     return code;
 }

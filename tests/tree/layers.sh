@@ -71,8 +71,9 @@ bad=$(
     esac
   done
   check 'tests/unit/*' tests support core backends/common
-  # Its stand-in for the loader needs the declarations.
-  check 'tests/opencl/*' tests support backends/opencl
+  # Its stand-in for the loader needs the declarations, and runs a kernel on the host.
+  check 'tests/opencl/*' tests support tests/drivers backends/opencl backends/common \
+    backends/common/kernels
   check 'tests/vulkan/*' tests support backends/vulkan # whose declarations of Vulkan are under test
   # What stands in for a driver reads the arguments of kernels.
   check 'tests/drivers/*' tests support backends/common backends/common/kernels backends/cuda

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The device of nvidia.h. */
+#include "nvidia.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+
+/* Made at build time from nvidia.cl. */
+extern const char tessera_nvidia_text[];
+
+/* nvidia.cpp, compiled once for each instance. */
+typedef void lockstep_fn(unsigned groups, void *const *buffers, const tess_args *args);
+#define INSTANCES(X) \
+    X(1, 64)         \
+    X(1, 128)        \
+    X(1, 256)        \
+    X(2, 64)         \
+    X(2, 128)        \
+    X(2, 256)
+#define DECLARE(dtype, dims) extern lockstep_fn nvidia_lockstep_##dtype##_##dims;
+INSTANCES(DECLARE)
+
+enum { MOST = 8192, BUFFERS = 10, MOST_OPTIONS = 256 };
+
+/* What is known of objects, each with its handle. */
+typedef struct object {
+    const void *handle;      /* NULL: free */
+    lockstep_fn *run;        /* of programs and kernels; NULL: it runs as it is */
+    size_t size;             /* of buffers */
+    cl_mem buffers[BUFFERS]; /* arguments of kernels */
+    tess_args args;
+} object;
+static object objects[MOST];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Those of a handle, which may be new; the lock is held. */
+static object *find(const void *handle) {
+    object *empty = NULL;
+    for (object *o = objects; o < objects + MOST; o++) {
+        if (o->handle == handle) return o;
+        if (!o->handle && !empty) empty = o;
+    }
+    if (!empty) {
+        fprintf(stderr, "nvidia.c: more than %d objects\n", MOST);
+        exit(1);
+    }
+    memset(empty, 0, sizeof *empty);
+    empty->handle = handle;
+    return empty;
+}
+
+void nvidia_release(const void *handle) {
+    pthread_mutex_lock(&lock);
+    if (handle) find(handle)->handle = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static const char *mode(void) {
+    const char *text = getenv("LOADER_NVIDIA");
+    return text ? text : "8.0";
+}
+
+cl_int nvidia_device_info(cl_int code, cl_uint what, size_t size, void *value, size_t *bytes) {
+    static const char extension[] = " cl_nv_device_attribute_query";
+    unsigned version[2] = {8, 0};
+    if (what == CL_DEVICE_EXTENSIONS && code == CL_SUCCESS && value &&
+        strlen(value) + sizeof extension <= size)
+        memcpy((char *)value + strlen(value), extension, sizeof extension);
+    if (what < CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV || what > CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV ||
+        size != sizeof(cl_uint))
+        return code;
+    if (sscanf(mode(), "%u.%u", &version[0], &version[1]) != 2) version[0] = 8;
+    const cl_uint answer = what == CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV
+                               ? 0
+                               : version[what - CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV];
+    memcpy(value, &answer, sizeof answer);
+    if (bytes) *bytes = sizeof answer;
+    return CL_SUCCESS;
+}
+
+const char *nvidia_source(const char *source, size_t size) {
+    static const char word[] = "TESS_HELD";
+    for (size_t n = 0; n + sizeof word <= size; n++)
+        if (memcmp(source + n, word, sizeof word - 1) == 0) return tessera_nvidia_text;
+    return NULL;
+}
+
+const char *nvidia_options(cl_program program, const char *options) {
+    static _Thread_local char stub[MOST_OPTIONS];
+    unsigned dtype = 0, dims = 0;
+    lockstep_fn *run = NULL;
+    if (options && strstr(options, "TESS_HELD")) {
+        if (strcmp(mode(), "refuses") == 0) return NULL;
+        if (sscanf(strstr(options, "TESS_DTYPE"), "TESS_DTYPE=%u -D TESS_DIMS=%uu", &dtype,
+                   &dims) != 2)
+            return NULL;
+#define CHOOSE(number, most) \
+    if (dtype == (number) && dims == (most)) run = nvidia_lockstep_##number##_##most;
+        INSTANCES(CHOOSE)
+        snprintf(stub, sizeof stub, "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u", dtype, dims);
+    }
+    pthread_mutex_lock(&lock);
+    find(program)->run = run;
+    pthread_mutex_unlock(&lock);
+    return run ? stub : options;
+}
+
+void nvidia_buffer(cl_mem buffer, size_t size) {
+    pthread_mutex_lock(&lock);
+    find(buffer)->size = size;
+    pthread_mutex_unlock(&lock);
+}
+
+void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name) {
+    pthread_mutex_lock(&lock);
+    find(kernel)->run = strcmp(name, "tess_forward") == 0 ? find(program)->run : NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+void nvidia_argument(cl_kernel kernel, cl_uint argument, size_t size, const void *value) {
+    pthread_mutex_lock(&lock);
+    object *own = find(kernel);
+    if (argument < BUFFERS && size == sizeof(cl_mem))
+        memcpy(&own->buffers[argument], value, size);
+    else if (size == sizeof(tess_args))
+        memcpy(&own->args, value, size);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Copies buffers out of the device or into it. One that is given twice has one copy. */
+static cl_int copy(const cl_api *real, cl_command_queue queue, const cl_mem *of, void **copies,
+                   int back) {
+    cl_int code = CL_SUCCESS;
+    for (int n = 0; n < BUFFERS && code == CL_SUCCESS; n++) {
+        int same = 0;
+        while (of[same] != of[n]) same++;
+        const size_t size = find(of[n])->size;
+        if (!back) copies[n] = same < n ? copies[same] : malloc(size);
+        if (same < n) continue;
+        code = back ? real->clEnqueueWriteBuffer(queue, of[n], 1, 0, size, copies[n], 0, NULL, NULL)
+                    : real->clEnqueueReadBuffer(queue, of[n], 1, 0, size, copies[n], 0, NULL, NULL);
+    }
+    return code;
+}
+
+static cl_int run(const cl_api *real, cl_command_queue queue, const object *kernel, size_t groups) {
+    void *copies[BUFFERS];
+    const cl_mem *of = kernel->buffers;
+    cl_int code = copy(real, queue, of, copies, 0);
+    if (code == CL_SUCCESS) {
+        kernel->run((unsigned)groups, copies, &kernel->args);
+        code = copy(real, queue, of, copies, 1);
+    }
+    for (int n = 0; n < BUFFERS; n++) {
+        int same = 0;
+        while (of[same] != of[n]) same++;
+        if (same == n) free(copies[n]);
+    }
+    return code;
+}
+
+cl_int nvidia_run(const cl_api *real, cl_command_queue queue, cl_kernel kernel, size_t items,
+                  cl_uint n_waits, const cl_event *waits) {
+    cl_event before = NULL;
+    pthread_mutex_lock(&lock);
+    const object *own = find(kernel);
+    cl_int code = CL_SUCCESS;
+    if (own->run) {
+        code = real->clEnqueueMarkerWithWaitList(queue, n_waits, waits, &before);
+        if (code == CL_SUCCESS) {
+            code = real->clWaitForEvents(1, &before);
+            real->clReleaseEvent(before);
+        }
+        if (code == CL_SUCCESS) code = run(real, queue, own, items / 128);
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}

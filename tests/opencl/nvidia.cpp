@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * backends/opencl/kernels/nv_mma.cl on the host: OpenCL C's words in C++, and its instructions as
+ * lockstep.h has them. Compiled once for each instance, with the options that the backend gives.
+ */
+#include "lockstep.h"
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+
+#define __global
+#define __local
+#define __OPENCL_VERSION__  120
+#define CLK_LOCAL_MEM_FENCE 0
+#define barrier(fence)      __syncthreads()
+#define get_local_id(n)     (lockstep::current->index)
+#define get_group_id(n)     ((n) ? 0u : lockstep::block_index)
+#define get_num_groups(n)   ((n) ? 1u : lockstep::blocks)
+#define as_float(x)         __uint_as_float(x)
+#define as_uint(x)          __float_as_uint(x)
+#define NV_UNIT(a, b, c, d) make_uint4(a, b, c, d)
+
+#define NV_MEMORY(m) nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof(nv_memory));
+
+/* In the place of dialect_opencl.h. */
+#define TESS_DIALECT_OPENCL_H
+#include "words_opencl.h"
+
+struct vec4 {
+    float x, y, z, w;
+};
+static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
+#define VEC4(a, b, c, d) \
+    vec4 { a, b, c, d }
+#define TESS_PAGES           , const int *block_table TESS_TABLES
+#define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
+#define TESS_PAGE_ID(at)     (block_table[at])
+#define TESS_AND(a, b)       ((a) & (b))
+#define TESS_OR(a, b)        ((a) | (b))
+#define TESS_UNROLL
+#define TESS_NO_UNROLL
+#define TESS_GROUP          ((uint)get_group_id(0))
+#define TESS_FLAGS          (args.flags)
+#define TESS_MINUS_INFINITY (-INFINITY)
+#define TESS_FORWARD_KERNEL                                                                       \
+    static void forward(const ushort *Q, const ushort *K, const ushort *V, ushort *O, float *LSE, \
+                        const int *block_table, const uint *tables, float *workspace,             \
+                        const tess_args &args)
+
+/* In the place of nv_instructions.h. */
+#define TESS_OPENCL_NV_INSTRUCTIONS_H
+#if TESS_DTYPE == 1
+typedef tess::f16_t element_type;
+#else
+typedef tess::bf16_t element_type;
+#endif
+static uint nv_shared_address(const void *p) { return tess::shared_address(p); }
+static uint nv_thread_now() { return lockstep::current->index; }
+static void nv_copy_unit(uint to, const ushort *from, uint bytes) {
+    tess::cp_async_unit(to, from, (int)bytes);
+}
+static void nv_copies_wait() { tess::cp_async_wait_all(); }
+static void nv_store_unit(uint to, const uint *x) {
+    tess::store_unit(to, make_uint4(x[0], x[1], x[2], x[3]));
+}
+static void nv_load_unit(uint *x, uint from) { memcpy(x, lockstep::shared(from, 16), 16); }
+static void nv_ldmatrix(uint *m, uint at) { tess::ldmatrix(*(uint32_t(*)[4])m, at); }
+static void nv_ldmatrix_transposed(uint *m, uint at) {
+    tess::ldmatrix_transposed(*(uint32_t(*)[4])m, at);
+}
+static void nv_mma(float *c, const uint *a, uint b0, uint b1) {
+    tess::mma<element_type>(*(float(*)[4])c, *(const uint32_t(*)[4])a, b0, b1);
+}
+static uint nv_pack(float low, float high) { return tess::pack<element_type>(low, high); }
+static uint nv_exchange(uint x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
+static float nv_exchange_float(float x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
+static bool nv_any(bool x) { return __any_sync(~0u, x); }
+static int nv_redux(int x, bool most) {
+    int all[32];
+    for (int n = 0; n < 32; n++) all[n] = lockstep::shuffle(x, (unsigned)n);
+    return most ? *std::max_element(all, all + 32) : *std::min_element(all, all + 32);
+}
+static int nv_least(int x) { return nv_redux(x, false); }
+static int nv_most(int x) { return nv_redux(x, true); }
+static float nv_max(float a, float b) { return fmaxf(a, b); }
+static float nv_add(float a, float b) { return a + b; }
+static float nv_multiply(float a, float b) { return a * b; }
+static float nv_fma(float a, float b, float c) { return fmaf(a, b, c); }
+static float nv_exp2(float x) { return tess::exp2_fast(x); }
+static float nv_log2(float x) { return tess::log2_fast(x); }
+static float nv_reciprocal(float x) { return tess::reciprocal(x); }
+
+#define TESS_FORWARD_ALONE
+#include "kernels/nv_mma.cl"
+
+#define NAME_OF(dtype, dims) nvidia_lockstep_##dtype##_##dims
+#define NAME(dtype, dims)    NAME_OF(dtype, dims)
+
+/* Each run has its own order of threads and time of copies. */
+extern "C" void NAME(TESS_DTYPE, LOCKSTEP_DIMS)(unsigned groups, void *const *b,
+                                                const tess_args *args) {
+    static unsigned runs;
+    static_assert(sizeof(nv_memory) <= 48 << 10, "it fits the memory of a workgroup");
+    lockstep::run(groups, TESS_THREADS, sizeof(nv_memory), runs++, [&] {
+        forward((const ushort *)b[0], (const ushort *)b[1], (const ushort *)b[2], (ushort *)b[3],
+                (float *)b[4], (const int *)b[5], (const uint *)b[8], (float *)b[9], *args);
+    });
+}
