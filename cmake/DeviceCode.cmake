@@ -4,7 +4,8 @@
 #   tessera_device_image(list ARCH name OUTPUT file DEPENDS file... COMMAND command...)
 #     one image, built by a command
 #   tessera_device_images(list SYMBOL symbol)
-#     a C file with `const tess_driver_image symbol[]` of all images of the list
+#     a C file with `const tess_driver_image symbol[]` of all images of the list, deflated
+#     (backends/common/inflate.h)
 #
 # TESSERA_DEVICE_CODE=all builds for every architecture of the lists whose compiler is found;
 # `present` only where a driver is installed on this machine; `few` for one of each kind, among
@@ -68,6 +69,8 @@ function(tessera_device_image list)
 endfunction()
 
 # An image is included by the assembler, since an array of a megabyte takes a C compiler seconds.
+set(TESSERA_DEFLATE_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/Deflate.cmake)
+
 function(tessera_device_images list)
   cmake_parse_arguments(I "" "SYMBOL" "" ${ARGN})
   set(file ${CMAKE_CURRENT_BINARY_DIR}/${I_SYMBOL}.c)
@@ -78,12 +81,17 @@ function(tessera_device_images list)
   foreach(item IN LISTS ${list})
     string(REPLACE "=" ";" item "${item}")
     list(GET item 0 arch)
-    list(GET item 1 output)
+    list(GET item 1 image)
+    set(output ${image}.gz)
+    add_custom_command(OUTPUT ${output} DEPENDS ${image} ${TESSERA_DEFLATE_SCRIPT} VERBATIM
+      COMMAND ${CMAKE_COMMAND} -DDEFLATE_FROM=${image} -DDEFLATE_TO=${output}
+        -P ${TESSERA_DEFLATE_SCRIPT}
+      COMMENT "Deflating code for ${arch}")
     list(APPEND outputs ${output})
     set(name ${I_SYMBOL}_${n})
     string(APPEND blobs
       "__asm__(\".section .rodata\\n.balign 64\\n.hidden ${name}\\n.global ${name}\\n\"\n"
-      "        \"${name}:\\n.incbin \\\"${output}\\\"\\n\"\n"
+      "        \"${name}:\\n.incbin \\\"${output}\\\", 10\\n\"\n"
       "        \".hidden ${name}_end\\n.global ${name}_end\\n${name}_end:\\n.byte 0\\n\"\n"
       "        \".previous\\n\");\n"
       "extern const unsigned char ${name}[], ${name}_end[];\n")

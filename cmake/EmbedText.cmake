@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # tessera_embed_text(target NAME symbol SOURCE file [FOLDERS folder...])
 #
-# Adds to the target a generated C file with the text of `file` as an array of bytes that ends in 0:
+# Adds to the target a generated C file with the text of `file`, deflated
+# (backends/common/inflate.h), as an array of bytes:
 #
-#     extern const char symbol[];           the text
-#     extern const size_t symbol_size;      its bytes without the 0
+#     extern const unsigned char symbol[];
+#     extern const size_t symbol_size;
 #
 # Lines `#include "name"` are replaced by the file of that name, looked for beside the including
 # file and then in FOLDERS, since compilers inside drivers have no file system to include from.
@@ -89,7 +90,10 @@ expand("${EMBED_SOURCE}" 0)
 
 # Bytes instead of a string literal, whose length the C standard does not promise beyond 4095.
 file(WRITE "${EMBED_OUTPUT}.txt" "${text}")
-file(READ "${EMBED_OUTPUT}.txt" bytes HEX)
+set(DEFLATE_FROM "${EMBED_OUTPUT}.txt")
+set(DEFLATE_TO "${EMBED_OUTPUT}.gz")
+include(${CMAKE_CURRENT_LIST_DIR}/Deflate.cmake)
+file(READ "${DEFLATE_TO}" bytes OFFSET 10 HEX)
 string(REGEX REPLACE "(................................................................)" "\\1\n"
   bytes "${bytes}")
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
@@ -98,13 +102,13 @@ file(WRITE "${EMBED_OUTPUT}" "/* SPDX-License-Identifier: Apache-2.0 */
 /* Made by cmake/EmbedText.cmake from ${source_name}. */
 #include <stddef.h>
 
-extern const char ${EMBED_NAME}[];
+extern const unsigned char ${EMBED_NAME}[];
 extern const size_t ${EMBED_NAME}_size;
 
-const char ${EMBED_NAME}[] = {
+const unsigned char ${EMBED_NAME}[] = {
 ${bytes}
-0};
-const size_t ${EMBED_NAME}_size = sizeof ${EMBED_NAME} - 1;
+};
+const size_t ${EMBED_NAME}_size = sizeof ${EMBED_NAME};
 ")
 list(REMOVE_DUPLICATES read_files)
 list(JOIN read_files " " depends)

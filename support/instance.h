@@ -30,6 +30,7 @@ typedef struct instance_layer {
 enum { INSTANCE_D_O, INSTANCE_D_Q, INSTANCE_D_K, INSTANCE_D_V, INSTANCE_D_LSE, N_BACKWARD };
 typedef struct instance_backward {
     void *host[N_BACKWARD];
+    float *before[N_BACKWARD]; /* what a gradient is added to, or NULL; runs once then */
     uint64_t bytes[N_BACKWARD];
     tess_buffer memory[N_BACKWARD];
 } instance_backward;

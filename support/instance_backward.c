@@ -11,7 +11,8 @@
 #include "instance_parts.h"
 #include "text.h"
 
-enum { STREAM_D_O = 4, STREAM_D_LSE = 5 };
+/* Streams of fill_normal; that of what a gradient is added to is STREAM_BEFORE and its part. */
+enum { STREAM_D_O = 4, STREAM_D_LSE = 5, STREAM_BEFORE = 6 };
 
 static const struct {
     const char *name;
@@ -30,6 +31,21 @@ static tess_tensor *tensor_of(const instance *x, int part) {
     return (tess_tensor *)(void *)((char *)(uintptr_t)&x->run + parts[part].at);
 }
 
+static uint32_t type_of(const problem *p, int part) {
+    const int32_t wide = part == INSTANCE_D_Q                           ? p->dq_f32
+                         : part == INSTANCE_D_K || part == INSTANCE_D_V ? p->dkv_f32
+                                                                        : part == INSTANCE_D_LSE;
+    return wide ? TESS_F32 : p->dtype;
+}
+
+static uint64_t size_of(const problem *p, int part) {
+    return type_of(p, part) == TESS_F32 ? sizeof(float) : problem_size(p);
+}
+
+static int adds(const problem *p, int part) {
+    return part == INSTANCE_D_Q ? p->dq_add : parts[part].output && p->dkv_add;
+}
+
 /* ------------------------------------------------------------------ inputs */
 
 /* O and LSE by a forward plan, into the tensors of the run and to the host. */
@@ -42,7 +58,11 @@ static tess_status run_forward(instance *x, tess_plan *plan, tess_buffer *work) 
     run.workspace = *work;
     if (status == TESS_OK) status = tess_run(plan, &run);
     if (status == TESS_OK) status = tess_wait(x->device, UINT64_MAX);
-    return status == TESS_OK ? instance_fetch_outputs(x) : instance_fail(x, status, NULL);
+    if (status == TESS_OK) return instance_fetch_outputs(x);
+    instance_fail(x, status, NULL);
+    /* Memory that is released now may still be read, if waiting is what failed. */
+    tess_wait(x->device, UINT64_MAX);
+    return status;
 }
 
 static tess_status forward(instance *x) {
@@ -54,6 +74,8 @@ static tess_status forward(instance *x) {
         return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the lengths");
     desc.op = TESS_OP_FORWARD;
     desc.determinism = 0;
+    desc.flags &=
+        ~(uint32_t)(TESS_PLAN_DQ_F32 | TESS_PLAN_DKV_F32 | TESS_PLAN_DQ_ADD | TESS_PLAN_DKV_ADD);
     tess_status status = tess_plan_create(x->device, x->layout, &desc, &plan);
     free(cu);
     if (status != TESS_OK) return instance_fail(x, status, NULL);
@@ -86,6 +108,22 @@ static tess_status poison_empty_rows(instance *x) {
     return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
+/* Guarded, and where the plan adds to it, with something in it, of which `before` is a copy. */
+static tess_status place_output(instance *x, int part, int fill) {
+    instance_backward *b = &x->backward;
+    tess_buffer *buffer = &tensor_of(x, part)->buffer;
+    tess_status status = instance_guarded(x, b->bytes[part], 16, fill, &b->memory[part], buffer);
+    if (status != TESS_OK || !adds(x->problem, part)) return status;
+    b->before[part] = instance_host_alloc(b->bytes[part]);
+    if (!b->before[part])
+        return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for gradients");
+    fill_normal(TESS_F32, b->before[part], (int64_t)(b->bytes[part] / sizeof(float)),
+                x->problem->seed, (uint32_t)(STREAM_BEFORE + part));
+    status = tess_copy(x->device, *buffer, tess_host_buffer(b->before[part], b->bytes[part]),
+                       b->bytes[part]);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
+}
+
 tess_status instance_place_gradients(instance *x) {
     const problem *p = x->problem;
     instance_backward *b = &x->backward;
@@ -101,8 +139,7 @@ tess_status instance_place_gradients(instance *x) {
             return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for gradients");
         memset(b->host[n], NAN_BYTE, (size_t)b->bytes[n]);
         if (parts[n].output)
-            status =
-                instance_guarded(x, b->bytes[n], 16, fill, &b->memory[n], &tensor_of(x, n)->buffer);
+            status = place_output(x, n, fill);
         else if (n == INSTANCE_D_O)
             fill_normal(p->dtype, b->host[n], (int64_t)(b->bytes[n] / problem_size(p)), p->seed,
                         STREAM_D_O);
@@ -133,6 +170,7 @@ void instance_release_gradients(instance *x) {
     for (int n = 0; n < N_BACKWARD; n++) {
         if (b->memory[n].kind != TESS_BUFFER_NONE) tess_free(x->device, &b->memory[n]);
         free(b->host[n]);
+        free(b->before[n]);
     }
 }
 
@@ -157,10 +195,13 @@ typedef struct checker {
 static void compare(checker *c, int part, int64_t at, const char *where, const gradient *g) {
     const problem *p = c->x->problem;
     tally *t = &c->of[part];
+    const float *all = c->x->backward.before[part];
     for (int32_t d = 0; d < p->head_dim; d++) {
-        const double got = load_element(p->dtype, c->x->backward.host[part], at * p->head_dim + d),
-                     wanted = g->exact[d], difference = fabs(got - wanted);
-        if (!c->failed && (!isfinite(got) || (g->terms[d] == 0 && got != 0))) {
+        const int64_t element = at * p->head_dim + d;
+        const double got = load_element(type_of(p, part), c->x->backward.host[part], element),
+                     before = all ? (double)all[element] : 0, wanted = before + g->exact[d],
+                     difference = fabs(got - wanted);
+        if (!c->failed && (!isfinite(got) || (g->terms[d] == 0 && got != before))) {
             c->failed = 1;
             text_error(c->verdict->what, sizeof c->verdict->what,
                        "%s: %s, element %" PRId32 ": got %g, wanted %g", parts[part].name, where, d,
@@ -177,10 +218,10 @@ static void compare(checker *c, int part, int64_t at, const char *where, const g
         if (fabs(wanted) > t->largest) t->largest = fabs(wanted);
         if (g->terms[d] > t->largest_terms) t->largest_terms = g->terms[d];
         if (p->dtype == TESS_F32) continue;
-        const float rounded = instance_rounded(p->dtype, (float)wanted),
+        const float rounded = instance_rounded(p->dtype, (float)g->exact[d]),
                     there = instance_rounded(p->dtype, rounded + 0.3f),
                     back = instance_rounded(p->dtype, there - 0.3f);
-        t->same_type = fmax(t->same_type, fabs(g->same[d] - wanted));
+        t->same_type = fmax(t->same_type, fabs(g->same[d] - g->exact[d]));
         t->rounding = fmax(t->rounding, fabs((double)back - rounded));
     }
 }
@@ -255,9 +296,9 @@ static int judge(checker *c, int part) {
 
 /* Also rows that are not compared must have been written. */
 static int all_written(const instance *x, int part, char *what, size_t size) {
-    const uint64_t n = x->backward.bytes[part] / problem_size(x->problem);
+    const uint64_t n = x->backward.bytes[part] / size_of(x->problem, part);
     for (uint64_t i = 0; i < n; i++)
-        if (isnan(load_element(x->problem->dtype, x->backward.host[part], (int64_t)i)))
+        if (isnan(load_element(type_of(x->problem, part), x->backward.host[part], (int64_t)i)))
             return text_error(what, size, "%s: element %" PRIu64 " of the whole array is NaN",
                               parts[part].name, i);
     return 0;

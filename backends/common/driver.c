@@ -138,8 +138,11 @@ static void drop_objects(tess_driver_device *d) {
     for (int n = 0; n < TESS_DRIVER_TIMERS; n++)
         for (int i = 0; i < 2; i++)
             if (d->timers[n][i]) c->event_destroy(d->timers[n][i]);
-    for (int n = 0; n < TESS_DRIVER_MODULES; n++)
-        if (d->modules[n]) c->module_unload(d->modules[n]);
+    for (int n = 0; n < TESS_DRIVER_MODULES; n++) {
+        if (!d->modules[n]) continue;
+        c->module_unload(d->modules[n]);
+        d->host->free(d->host, d->code[n], d->code_bytes[n]);
+    }
     if (d->stream) c->stream_destroy(d->stream);
 }
 

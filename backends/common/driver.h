@@ -66,7 +66,7 @@ enum { DRIVER_OK = 0, DRIVER_OUT_OF_MEMORY = 2, DRIVER_NOT_READY = 600 };
 /* Likewise: the flag of a stream that does not wait for the legacy one. */
 enum { DRIVER_STREAM_NON_BLOCKING = 1 };
 
-/* Device code that the build has embedded; `data` NULL ends a list. */
+/* Device code that the build has embedded, deflated (inflate.h); `data` NULL ends a list. */
 typedef struct tess_driver_image {
     const char *arch; /* "sm_90", "sm_90a", "compute_75" (PTX), "gfx90a" */
     const unsigned char *data, *end;
@@ -146,7 +146,10 @@ struct tess_driver_device {
     /* index in the vendor's list, or -1: there is no code for the portable kernels */
     int image;
     void *modules[TESS_DRIVER_MODULES]; /* NULL until a plan needs them */
-    int is_early[TESS_DRIVER_MODULES];  /* the vendor's answer for a module's image */
+    /* What each was loaded from, with which HIP does not say that it is done. */
+    void *code[TESS_DRIVER_MODULES];
+    size_t code_bytes[TESS_DRIVER_MODULES];
+    int is_early[TESS_DRIVER_MODULES]; /* the vendor's answer for a module's image */
     void *timers[TESS_DRIVER_TIMERS][2];
     atomic_int timer_busy[TESS_DRIVER_TIMERS];
 };

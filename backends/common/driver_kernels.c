@@ -4,13 +4,20 @@
 #include <string.h>
 
 #include "driver.h"
+#include "inflate.h"
 #include "object.h"
 
 /* ------------------------------------------------------------------ modules and functions */
 
 static tess_status try_image(tess_driver_device *d, int module, const tess_driver_image *image) {
-    const int code = d->driver->call.module_load(&d->modules[module], image->data);
+    size_t bytes = 0;
+    void *data = tess_inflate_new(d->host, image->data, (size_t)(image->end - image->data),
+                                  "device code", &bytes);
+    if (!data) return TESS_ERROR_OUT_OF_MEMORY;
+    const int code = d->driver->call.module_load(&d->modules[module], data);
     if (code == DRIVER_OK) {
+        d->code[module] = data;
+        d->code_bytes[module] = bytes;
         const tess_driver_vendor *vendor = d->driver->vendor;
         d->is_early[module] = vendor->is_early && vendor->is_early(d->driver, image->arch);
         d->host->log(d->host, "device", "%s: %s runs code for %s", d->driver->vendor->name, d->arch,
@@ -18,6 +25,7 @@ static tess_status try_image(tess_driver_device *d, int module, const tess_drive
         return TESS_OK;
     }
     d->modules[module] = NULL;
+    d->host->free(d->host, data, bytes);
     char what[96];
     snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
     /* Unless the device itself is in trouble, the driver refuses the code, most often because that

@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "cache.h"
+#include "inflate.h"
 #include "opencl.h"
 
-/* Made at build time from kernels/portable.cl and so on. */
-extern const char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[],
+/* Made at build time from kernels/portable.cl and so on, deflated. */
+extern const unsigned char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[],
     tess_opencl_step[], tess_opencl_backward[];
 extern const size_t tess_opencl_portable_size, tess_opencl_paging_size, tess_opencl_parts_size,
     tess_opencl_step_size, tess_opencl_backward_size;
@@ -184,11 +185,16 @@ static int is_refused(cl_int code) {
 static tess_status from_source(const opencl_device *d, const tess_cache_key *key,
                                opencl_program *entry, cl_program *out) {
     const tess_host *host = d->host;
-    const char *source = key->source;
+    size_t bytes = 0;
+    char *source =
+        tess_inflate_new(host, key->source, key->source_size, "the source of a kernel", &bytes);
+    if (!source) return TESS_ERROR_OUT_OF_MEMORY;
     char text[600];
     cl_int code = CL_SUCCESS;
-    cl_program program =
-        d->cl->clCreateProgramWithSource(d->context, 1, &source, &key->source_size, &code);
+    const char *lines = source;
+    const size_t length = bytes - 1;
+    cl_program program = d->cl->clCreateProgramWithSource(d->context, 1, &lines, &length, &code);
+    host->free(host, source, bytes);
     if (!program) return tess_opencl_fail(host, "clCreateProgramWithSource", "no program", code);
     code = build(d, program, key->options);
     if (code == CL_SUCCESS) {
@@ -209,7 +215,7 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
                       tess_opencl_error_name(code), (int)code, text);
 }
 
-static tess_cache_key key_of(const opencl_device *d, const char *source, size_t size,
+static tess_cache_key key_of(const opencl_device *d, const unsigned char *source, size_t size,
                              const char *options) {
     return (tess_cache_key){.backend = "opencl",
                             .device = d->names[0],

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cache.h"
+#include "inflate.h"
 #include "kernels/bindings.h"
 #include "spirv/append_16.h"
 #include "spirv/append_32.h"
@@ -45,8 +46,9 @@
 #include "spirv/prepare.h"
 #include "vk.h"
 
+/* SPIR-V, deflated */
 typedef struct module {
-    const uint32_t *code;
+    const unsigned char *code;
     size_t bytes;
 } module;
 
@@ -160,22 +162,18 @@ static constants shape_constants(uint32_t dims, uint32_t rows, uint32_t keys, ui
     return (constants){{dims, rows, keys, threads, dtype}};
 }
 
-static vk_result make_shader(const tess_vk_device *d, const module *m, vk_handle *shader) {
-    const vk_shader_module_create_info info = {
-        .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = m->bytes, .code = m->code};
-    return d->vk.CreateShaderModule(d->device, &info, NULL, shader);
-}
-
 /* A shader whose bindings are those of the device. */
-static vk_result make_placed(const tess_vk_device *d, uint32_t op, const module *m,
+static vk_result make_shader(const tess_vk_device *d, uint32_t op, const module *m,
                              vk_handle *shader) {
-    if (d->storage_buffers == TESS_STORAGE_BUFFERS) return make_shader(d, m, shader);
-    uint32_t *code = d->host->alloc(d->host, m->bytes, 64);
+    size_t bytes = 0;
+    uint32_t *code = tess_inflate_new(d->host, m->code, m->bytes, "a kernel", &bytes);
     if (!code) return TVK_ERROR_OUT_OF_HOST_MEMORY;
-    memcpy(code, m->code, m->bytes);
-    tess_vk_slots_place(d->slots[tess_vk_family(op)], code, m->bytes / 4);
-    const vk_result result = make_shader(d, &(module){code, m->bytes}, shader);
-    d->host->free(d->host, code, m->bytes);
+    const vk_shader_module_create_info info = {
+        .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = bytes - 1, .code = code};
+    if (d->storage_buffers != TESS_STORAGE_BUFFERS)
+        tess_vk_slots_place(d->slots[tess_vk_family(op)], code, info.bytes / 4);
+    const vk_result result = d->vk.CreateShaderModule(d->device, &info, NULL, shader);
+    d->host->free(d->host, code, bytes);
     return result;
 }
 
@@ -189,7 +187,7 @@ static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const
     const vk_required_subgroup_size required = {.type = TVK_TYPE_REQUIRED_SUBGROUP_SIZE,
                                                 .size = subgroup};
     vk_handle shader = 0, made = 0;
-    vk_result result = make_placed(d, op, m, &shader);
+    vk_result result = make_shader(d, op, m, &shader);
     if (result != TVK_SUCCESS)
         return tess_vk_fail(d->host, result, "vkCreateShaderModule", "a kernel");
     const vk_compute_pipeline_create_info info = {

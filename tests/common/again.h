@@ -57,15 +57,28 @@ static inline tess_status again_run_timed(instance *x) {
     return status;
 }
 
+static inline void again_poison_part(const instance *x, void *host, uint64_t bytes,
+                                     tess_buffer device) {
+    memset(host, 0xff, (size_t)bytes); /* NaN in every type */
+    assert_ok(tess_copy(x->device, device, tess_host_buffer(host, bytes), bytes));
+}
+
+static inline void again_poison(instance *x) {
+    const tess_buffer gradients[] = {x->run.d_q.buffer, x->run.d_k.buffer, x->run.d_v.buffer};
+    if (x->problem->op != PROBLEM_BACKWARD) {
+        again_poison_part(x, x->o, x->o_bytes, x->run.o.buffer);
+        again_poison_part(x, x->lse, x->lse_bytes, x->run.lse.buffer);
+        return;
+    }
+    for (int n = 0; n < 3; n++)
+        again_poison_part(x, x->backward.host[INSTANCE_D_Q + n],
+                          x->backward.bytes[INSTANCE_D_Q + n], gradients[n]);
+}
+
 /* The run computes, and not what an earlier one left there. */
 static inline void again_works(instance *x, const again *a, const char *failed) {
     instance_verdict verdict = {0};
-    memset(x->o, 0xff, x->o_bytes); /* NaN in every type */
-    memset(x->lse, 0xff, x->lse_bytes);
-    assert_ok(
-        tess_copy(x->device, x->run.o.buffer, tess_host_buffer(x->o, x->o_bytes), x->o_bytes));
-    assert_ok(tess_copy(x->device, x->run.lse.buffer, tess_host_buffer(x->lse, x->lse_bytes),
-                        x->lse_bytes));
+    again_poison(x);
     const tess_status status = a->run(x);
     if (status != TESS_OK)
         fail_msg("after %s failed: %s: %s", failed, tess_status_name(status), tess_last_error());

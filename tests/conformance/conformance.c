@@ -101,6 +101,18 @@ static void reproduce(const one_case *c, const problem *p) {
                 n > 0 && n < (int)sizeof line ? line : c->line);
 }
 
+/* Backward in place of forward: every eighth problem has dQ in float32, one adds to dK and dV, and
+ * one adds to all gradients. */
+static void turn_backward(problem *p, int any_order) {
+    const int64_t kind = (p->q_len + p->kv_len + p->head_dim / 8 + p->heads) % 8;
+    p->op = PROBLEM_BACKWARD;
+    if (p->kv_split > 1) p->kv_split = 0; /* of forward alone */
+    if (!p->batch_invariant) p->determinism = any_order;
+    p->dq_f32 = kind == 5 || kind == 7;
+    p->dkv_f32 = p->dkv_add = kind >= 6;
+    p->dq_add = kind == 7;
+}
+
 static void test_problem(void **state) {
     const one_case *c = *state;
     problem p;
@@ -111,11 +123,7 @@ static void test_problem(void **state) {
     }
     instance x;
     unsigned flags = INSTANCE_POISON | INSTANCE_GUARDS;
-    if (c->backward) {
-        p.op = PROBLEM_BACKWARD;
-        if (p.kv_split > 1) p.kv_split = 0; /* of forward alone */
-        if (!p.batch_invariant) p.determinism = c->any_order;
-    }
+    if (c->backward && p.op != PROBLEM_BACKWARD) turn_backward(&p, c->any_order);
     if (c->backward && (p.head_dim / 8 + p.heads) % 2) flags |= INSTANCE_WITH_D_LSE;
     const tess_status status = instance_create_again(
         &x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL, flags,

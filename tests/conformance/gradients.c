@@ -339,25 +339,44 @@ void test_gradients_far(void **state) {
     }
 }
 
-/* A dO that is the same for all rows, with strides of 0. */
+/* A dO that repeats itself over sequences, tokens, heads or all of them, with strides of 0. */
 void test_gradient_of_broadcast(void **state) {
+    static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 "
+                               "head_dim=40 batch=2 q_len=50 kv_len=90 dtype=%s";
+    static const char *const dtypes[] = {"f32", "bf16"};
     const test_target *target = *state;
-    for (int n = 0; n < LINES; n++) {
+    for (int n = 0; n < 2; n++) {
+        char words[sizeof line + 8];
         fixture f;
-        if (!create(&f, target, target->device, lines[n])) continue;
+        snprintf(words, sizeof words, line, dtypes[n]);
+        if (!create(&f, target, target->device, words)) continue;
         const size_t row = (size_t)f.p.head_dim * problem_size(&f.p);
         const uint64_t bytes = f.x.backward.bytes[INSTANCE_D_O];
-        char *same_rows = rig_room(bytes);
-        for (uint64_t at = 0; at < bytes; at += row)
-            memcpy(same_rows + at, f.x.backward.host[INSTANCE_D_O], row);
-        tess_buffer all = test_upload(target->device, same_rows, bytes);
-        f.x.run.d_o.buffer = all;
-        run(&f, &f.plain);
-        f.x.run.d_o = (tess_tensor){all, 0, 0, 0};
-        run(&f, &f.got);
-        for (int g = 0; g < GRADIENTS; g++) same("strides of 0", &f, g);
-        free(same_rows);
-        assert_ok(tess_free(target->device, &all));
+        const char *own = f.x.backward.host[INSTANCE_D_O];
+        char *repeated = rig_room(bytes);
+        for (int which = 0; which < 4; which++) {
+            const int of_batch = which == 0 || which == 3, of_tokens = which == 1 || which == 3,
+                      of_heads = which == 2 || which == 3;
+            const tess_tensor whole = f.x.run.d_o;
+            for (int64_t b = 0; b < f.p.batch; b++)
+                for (int64_t t = 0; t < f.p.q_len; t++)
+                    for (int32_t h = 0; h < f.p.heads; h++) {
+                        const int64_t from = gradient_row(&f.p, of_batch ? 0 : b, of_heads ? 0 : h,
+                                                          of_tokens ? 0 : t);
+                        memcpy(repeated + (uint64_t)gradient_row(&f.p, b, h, t) * row,
+                               own + (uint64_t)from * row, row);
+                    }
+            f.x.run.d_o.buffer = test_upload(target->device, repeated, bytes);
+            run(&f, &f.plain);
+            if (of_batch) f.x.run.d_o.stride_batch = 0;
+            if (of_tokens) f.x.run.d_o.stride_token = 0;
+            if (of_heads) f.x.run.d_o.stride_head = 0;
+            run(&f, &f.got);
+            for (int g = 0; g < GRADIENTS; g++) same("strides of 0", &f, g);
+            assert_ok(tess_free(target->device, &f.x.run.d_o.buffer));
+            f.x.run.d_o = whole;
+        }
+        free(repeated);
         release(&f);
     }
 }
@@ -365,7 +384,8 @@ void test_gradient_of_broadcast(void **state) {
 /* ------------------------------------------------------------------ other plans */
 
 /* Another plan for the fixture's problem, with a workspace of its own. */
-static void replan(fixture *f, const tess_plan_desc *desc, tess_plan **plan, tess_buffer *work) {
+static void replan(const fixture *f, const tess_plan_desc *desc, tess_plan **plan,
+                   tess_buffer *work) {
     tess_plan_info info = {.struct_size = sizeof info};
     assert_ok(tess_plan_create(f->x.device, f->x.layout, desc, plan));
     assert_ok(tess_plan_query(*plan, &info));
@@ -442,13 +462,57 @@ void test_gradients_in_float32(void **state) {
     }
 }
 
-/* The keys in parts, each with a plan of its own whose gradients are added in float32: O and LSE
+/* `count` rows or keys from `first` on. */
+typedef struct chunk {
+    int64_t first, count;
+} chunk;
+
+/* Adds what a chunk of queries and a chunk of keys have in common, by a plan of its own. O and LSE
  * are of the whole. */
-static void check_parts(const test_target *target, const char *line, int64_t parts) {
+static void add_chunks(const fixture *f, const test_target *target, const tess_run_desc *whole,
+                       chunk queries, chunk keys) {
+    tess_run_desc now = *whole;
+    tess_tensor *const of_rows[] = {&now.q, &now.o, &now.d_o, &now.d_q},
+                       *const of_keys[] = {&now.k, &now.v, &now.d_k, &now.d_v},
+                       *const by_head[] = {&now.lse, &now.d_lse};
+    const int64_t q_first = f->p.kv_len - f->p.q_len + queries.first;
+    tess_plan *plan;
+    tess_plan_desc desc;
+    tess_buffer work;
+    int64_t *cu = NULL;
+    describe(f, target, TESS_PLAN_DQ_ADD | TESS_PLAN_DKV_ADD, &desc, &cu);
+    desc.q_len = queries.count;
+    desc.kv_len = keys.count;
+    desc.q_first = &q_first;
+    desc.kv_first = &keys.first;
+    replan(f, &desc, &plan, &work);
+    for (int n = 0; n < 4; n++) {
+        of_rows[n]->buffer.offset +=
+            (uint64_t)(queries.first * of_rows[n]->stride_token) * sizeof(float);
+        of_keys[n]->buffer.offset +=
+            (uint64_t)(keys.first * of_keys[n]->stride_token) * sizeof(float);
+    }
+    for (int n = 0; n < 2; n++)
+        by_head[n]->buffer.offset +=
+            (uint64_t)(queries.first * by_head[n]->stride_token) * sizeof(float);
+    run_plan(f, plan, work, now);
+    tess_plan_release(plan);
+    if (work.kind != TESS_BUFFER_NONE) assert_ok(tess_free(target->device, &work));
+    free(cu);
+}
+
+/* Chunk `n` of `count` rows or keys in `parts` of whole blocks. */
+static chunk nth_chunk(const problem *p, int64_t count, int64_t parts, int64_t n) {
+    const int64_t step = count / parts / p->block * p->block;
+    assert_true(step > 0);
+    return (chunk){n * step, n + 1 < parts ? step : count - n * step};
+}
+
+/* The keys in parts, and the rows too where a rank of a ring has chunks `rank` and the one as far
+ * from the end (zig-zag): all gradients are added in float32. */
+static void check_parts(const test_target *target, const char *line, int64_t parts, int zig_zag) {
     fixture f;
     if (!create(&f, target, target->device, line)) return;
-    const int64_t step = f.p.kv_len / parts / f.p.block * f.p.block,
-                  q_first = f.p.kv_len - f.p.q_len;
     tess_run_desc go = f.x.run;
     tess_buffer out[GRADIENTS];
     for (int g = 0; g < GRADIENTS; g++) {
@@ -456,27 +520,17 @@ static void check_parts(const test_target *target, const char *line, int64_t par
         out[g] = test_upload(target->device, f.got.d[g], f.bytes[g]);
         output(&go, g)->buffer = out[g];
     }
-    assert_true(f.p.batch == 1 && f.p.dtype == TESS_F32 && step > 0);
-    for (int64_t part = 0; part < parts; part++) {
-        const int64_t first = part * step;
-        const uint64_t at = (uint64_t)(first * f.p.kv_heads * f.p.head_dim) * sizeof(float);
-        tess_plan *plan;
-        tess_plan_desc desc;
-        tess_buffer work;
-        int64_t *cu = NULL;
-        describe(&f, target, TESS_PLAN_DQ_ADD | TESS_PLAN_DKV_ADD, &desc, &cu);
-        desc.kv_len = part + 1 < parts ? step : f.p.kv_len - first;
-        desc.q_first = &q_first;
-        desc.kv_first = &first;
-        replan(&f, &desc, &plan, &work);
-        tess_run_desc now = go;
-        tess_tensor *const of_keys[] = {&now.k, &now.v, &now.d_k, &now.d_v};
-        for (int n = 0; n < 4; n++) of_keys[n]->buffer.offset += at;
-        run_plan(&f, plan, work, now);
-        tess_plan_release(plan);
-        if (work.kind != TESS_BUFFER_NONE) assert_ok(tess_free(target->device, &work));
-        free(cu);
-    }
+    assert_true(f.p.batch == 1 && f.p.dtype == TESS_F32);
+    for (int64_t rank = 0; rank < (zig_zag ? parts / 2 : 1); rank++)
+        for (int64_t part = 0; part < parts; part++) {
+            const chunk keys = nth_chunk(&f.p, f.p.kv_len, parts, part);
+            if (!zig_zag) {
+                add_chunks(&f, target, &go, (chunk){0, f.p.q_len}, keys);
+                continue;
+            }
+            add_chunks(&f, target, &go, nth_chunk(&f.p, f.p.q_len, parts, rank), keys);
+            add_chunks(&f, target, &go, nth_chunk(&f.p, f.p.q_len, parts, parts - 1 - rank), keys);
+        }
     for (int g = 0; g < GRADIENTS; g++) {
         double difference = 0, all = 0;
         test_download(target->device, out[g], f.got.d[g], f.bytes[g]);
@@ -494,15 +548,15 @@ static void check_parts(const test_target *target, const char *line, int64_t par
 }
 
 void test_gradients_of_parts(void **state) {
+    static const char s2[] = "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 head_dim=32 "
+                             "q_len=384 kv_len=384";
     for (int64_t parts = 2; parts <= 8; parts *= 2) {
         check_parts(*state,
                     "pattern=dense block=16 heads=2 kv_heads=1 head_dim=64 q_len=100 kv_len=400",
-                    parts);
-        check_parts(*state,
-                    "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 head_dim=32 q_len=384 "
-                    "kv_len=384",
-                    parts);
+                    parts, 0);
+        check_parts(*state, s2, parts, 0);
     }
+    check_parts(*state, s2, 4, 1);
 }
 
 /* ------------------------------------------------------------------ what is not read */
@@ -557,6 +611,49 @@ void test_gradients_of_unread_keys(void **state) {
                  "kv_len=608",
                  block);
         check_unread(*state, line);
+    }
+}
+
+/* NaN in one row's Q, and in one key's V, of the second sequence and the first kv head: no other
+ * sequence and no other kv head has another bit, and the NaN does arrive. */
+void test_gradients_of_nan(void **state) {
+    static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 "
+                               "head_dim=%d batch=3 q_len=70 kv_len=90 dtype=%s";
+    static const struct {
+        int head_dim;
+        const char *dtype;
+    } kinds[] = {{24, "f32"}, {64, "bf16"}};
+    const test_target *target = *state;
+    for (int n = 0; n < 2; n++) {
+        char words[sizeof line + 8];
+        fixture f;
+        snprintf(words, sizeof words, line, kinds[n].head_dim, kinds[n].dtype);
+        if (!create(&f, target, target->device, words)) continue;
+        const problem *p = &f.p;
+        const uint64_t row = (uint64_t)p->head_dim * problem_size(p);
+        memset((char *)f.x.q + (uint64_t)gradient_row(p, 1, 1, 33) * row, 0xff, row);
+        memset((char *)f.x.v + (uint64_t)gradient_key(p, 1, 0, 16) * row, 0xff, row);
+        f.x.run.q.buffer = test_upload(target->device, f.x.q, f.x.q_bytes);
+        f.x.run.v.buffer = test_upload(target->device, f.x.v, f.x.v_bytes);
+        run(&f, &f.got);
+        for (int g = 0; g < GRADIENTS; g++) {
+            const int32_t heads = g == 0 ? p->heads : p->kv_heads;
+            int reached = 0;
+            for (int64_t at = 0; at < (int64_t)(f.bytes[g] / row); at++) {
+                const int64_t tokens = g == 0 ? p->q_len : p->kv_len;
+                const int is_near = at / (tokens * heads) == 1 && at % heads < heads / 2;
+                const char *const a = (const char *)f.plain.d[g] + (uint64_t)at * row,
+                                  *const b = (const char *)f.got.d[g] + (uint64_t)at * row;
+                if (is_near)
+                    reached |= isnan(load_element(p->dtype, b, 0));
+                else
+                    rig_same_bits("NaN of another sequence or kv head", a, b, row);
+            }
+            assert_true(reached);
+        }
+        assert_ok(tess_free(target->device, &f.x.run.q.buffer));
+        assert_ok(tess_free(target->device, &f.x.run.v.buffer));
+        release(&f);
     }
 }
 

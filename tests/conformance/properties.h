@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Properties, each tested on every device and every kernel found; the state of each is a
- * test_target. A group is the file that has its tests. */
+ * test_target. A group is the file that has its tests; accumulators.c is of the gradients. */
 #ifndef TESSERA_TESTS_CONFORMANCE_PROPERTIES_H
 #define TESSERA_TESTS_CONFORMANCE_PROPERTIES_H
 
@@ -49,10 +49,12 @@
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
     X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \
+    X(gradients, test_gradient_accumulators_far, 0, "gradients: accumulators past 2^31")       \
     X(gradients, test_gradient_of_broadcast, 0, "dO with strides of 0")                        \
     X(gradients, test_gradients_in_float32, 0, "gradients in float32, and adding")             \
-    X(gradients, test_gradients_of_parts, 0, "gradients of parts of the keys, added")          \
+    X(gradients, test_gradients_of_parts, 0, "gradients of parts, added")                      \
     X(gradients, test_gradients_of_unread_keys, 0, "gradients: NaN in keys that nobody keeps") \
+    X(gradients, test_gradients_of_nan, 0, "gradients: NaN stays in its kv head")              \
     X(gradients, test_gradients_of_large_scores, 0, "gradients of large scores")               \
     X(gradients, test_gradients_of_infinite_rows, 0, "gradients of rows with an LSE of inf")   \
     X(gradients, test_gradients_of_nothing, 0, "gradients: no rows, no keys")

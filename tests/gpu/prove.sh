@@ -16,6 +16,7 @@
 # TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
 # TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
 # TESSERA_PROVE_ONLY=gradients: the list and properties of gradients alone.
+# TESSERA_PROVE_LIST: every N-th problem of gradients (default 1: all).
 # TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for
 # none).
 set -u
@@ -73,10 +74,14 @@ list() {
   step "$target: $name" "$work/log" "$status"
 }
 
-# gradients BACKEND: the list, and 100 runs with equal bits while another process keeps the device
-# busy with other sizes
+# gradients BACKEND: the list, in both orders of additions where there are two, and 100 runs with
+# equal bits while another process keeps the device busy with other sizes. On CUDA also graphs,
+# other streams and a few multiprocessors, with more workgroups than run at a time, and accumulators
+# past 2^31 elements.
 gradients() {
-  list "gradients of the list" "$1" --backward
+  list "gradients of the list" "$1" --backward --every "${TESSERA_PROVE_LIST:-1}"
+  [ "$1" != cuda ] || list "gradients of the list, in any order" "$1" --backward --any-order \
+    --every "${TESSERA_PROVE_LIST:-1}"
   : >"$work/busy"
   mkdir -p "$work/masks"
   { while [ -e "$work/busy" ]; do
@@ -88,6 +93,18 @@ gradients() {
   rm -f "$work/busy"
   wait
   step "$1: properties of gradients, 100 repeats" "$work/log" $status
+  [ "$1" = cuda ] || return 0
+  own=$(program interop_cuda_gradients)
+  if [ -n "$own" ]; then
+    # A kernel that waits for ever is ended, and fails.
+    TESSERA_TEST_FULL=1 TESSERA_TEST_REPEATS=100 timeout -s KILL 120 "$own" </dev/null \
+      >"$work/log" 2>&1
+    step "cuda: gradients from graphs and beside other work" "$work/log" $?
+    grep ' multiprocessors' "$work/log" | sort -u
+  fi
+  TESSERA_TEST_FULL=1 "$properties" --device cuda --only gradients \
+    --test 'gradients: accumulators*' >"$work/log" 2>&1
+  step "cuda: accumulators past 2^31" "$work/log" $?
 }
 
 # checked TOOL NAME [OPTION...]: problems under one of compute-sanitizer's tools

@@ -33,7 +33,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FEWEST = 100
 SKIPPED = 77
-# Libraries that a test finds by LD_LIBRARY_PATH are no dependencies of its program.
+# Libraries that a test finds by its environment are no dependencies of its program.
 STAND_INS = {"tests/drivers": ["tessera_pretended"],
              "tests/opencl/loader": ["tessera_failing_opencl"],
              "tests/vulkan/shim": ["vulkan_shim"]}
@@ -195,7 +195,8 @@ class Copy:
             for part, names in STAND_INS.items():
                 if key == "LD_LIBRARY_PATH" and os.path.join(self.build, part) in value:
                     targets.update(names)
-                elif key == "TESSERA_BACKEND_PATH" and value.startswith(self.build):
+                elif (key in ("TESSERA_BACKEND_PATH", "LD_PRELOAD")
+                      and value.startswith(self.build)):
                     targets.add(os.path.relpath(value, self.build))
         return command, env, sorted(targets)
 

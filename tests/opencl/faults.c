@@ -12,6 +12,7 @@
 
 #include "cl.h"
 #include "common/again.h"
+#include "common/gradients_again.h"
 #include "common/life.h"
 #include "common/merging.h"
 #include "common/serve.h"
@@ -280,6 +281,14 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
+static void test_gradients_again(void **state) {
+    (void)state;
+    static const again a = {again_fail, failures, failed, again_run, again_live};
+    static const gradients_again g = {"opencl:0", &a, TESS_ERROR_OUT_OF_MEMORY, nothing_lives};
+    again_code = OUT_OF_RESOURCES;
+    gradients_fail(&g, 9);
+}
+
 SERVER_TEST(OUT_OF_RESOURCES, "opencl:0")
 
 static int setup(void **state) {
@@ -327,6 +336,7 @@ int main(void) {
         TEST(test_wait_ends),
         TEST(test_same_plan_again),
         TEST(test_server_again),
+        TEST(test_gradients_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
         LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),

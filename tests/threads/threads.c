@@ -24,7 +24,11 @@ typedef struct shared {
     tess_plan_info info;
     float q[Q_COUNT], k[KV_COUNT], v[KV_COUNT];
     float o[Q_COUNT], lse[LSE_COUNT]; /* what everybody must get */
-    tess_plan *prefill, *chunk;       /* of caches: all keys but the last Q, and these */
+    /* Gradients, and what everybody must get: dQ, dK and dV. Q is dO as well. */
+    tess_plan *backward;
+    tess_plan_info backward_info;
+    float gradients[Q_COUNT + 2 * KV_COUNT];
+    tess_plan *prefill, *chunk; /* of caches: all keys but the last Q, and these */
     tess_plan_info chunk_info;
     float pools[2][THREADS * SEQUENCE_PAGES * PAGE_COUNT];
     pthread_barrier_t start;
@@ -86,6 +90,30 @@ static tess_status run_with(const tess_plan *plan, const shared *s, float *o, fl
     return tess_run(plan, &run);
 }
 
+/* O and LSE are those of the forward plan; the gradients lie behind each other. */
+static tess_status run_backward(const shared *s, float *gradients, void *work) {
+    tess_run_desc run = {.struct_size = sizeof run};
+    const struct {
+        tess_role role;
+        tess_tensor *tensor;
+        const float *data;
+        uint64_t bytes;
+    } all_of[] = {{TESS_ROLE_Q, &run.q, s->q, sizeof s->q},
+                  {TESS_ROLE_K, &run.k, s->k, sizeof s->k},
+                  {TESS_ROLE_V, &run.v, s->v, sizeof s->v},
+                  {TESS_ROLE_O, &run.o, s->o, sizeof s->o},
+                  {TESS_ROLE_LSE, &run.lse, s->lse, sizeof s->lse},
+                  {TESS_ROLE_D_O, &run.d_o, s->q, sizeof s->q},
+                  {TESS_ROLE_D_Q, &run.d_q, gradients, sizeof s->q},
+                  {TESS_ROLE_D_K, &run.d_k, gradients + Q_COUNT, sizeof s->k},
+                  {TESS_ROLE_D_V, &run.d_v, gradients + Q_COUNT + KV_COUNT, sizeof s->v}};
+    for (size_t n = 0; n < sizeof all_of / sizeof *all_of; n++)
+        tess_plan_tensor(s->backward, all_of[n].role,
+                         tess_host_buffer(all_of[n].data, all_of[n].bytes), all_of[n].tensor, NULL);
+    run.workspace = tess_host_buffer(work, s->backward_info.workspace_bytes);
+    return tess_run(s->backward, &run);
+}
+
 static void *aligned(uint64_t bytes) { return aligned_alloc(4096, (bytes / 4096 + 1) * 4096); }
 
 static int same(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
@@ -121,6 +149,19 @@ static void setup_cache(void) {
     tess_layout_release(layout);
 }
 
+static void setup_backward(void) {
+    tess_plan_desc desc = plan_desc();
+    desc.op = TESS_OP_BACKWARD;
+    desc.kv_split = 0;
+    desc.max_in_flight = THREADS;
+    assert_ok(tess_plan_create(all->device, all->layout, &desc, &all->backward));
+    all->backward_info.struct_size = sizeof all->backward_info;
+    assert_ok(tess_plan_query(all->backward, &all->backward_info));
+    void *work = aligned(all->backward_info.workspace_bytes);
+    assert_ok(run_backward(all, all->gradients, work));
+    free(work);
+}
+
 static int setup(void **state) {
     (void)state;
     uint64_t seed = 3;
@@ -142,12 +183,14 @@ static int setup(void **state) {
     assert_ok(run_with(all->plan, all, all->o, all->lse, work, all->info.workspace_bytes));
     free(work);
     setup_cache();
+    setup_backward();
     assert_int_equal(pthread_barrier_init(&all->start, NULL, THREADS), 0);
     return 0;
 }
 
 static int teardown(void **state) {
     (void)state;
+    tess_plan_release(all->backward);
     tess_plan_release(all->prefill);
     tess_plan_release(all->chunk);
     pthread_barrier_destroy(&all->start);
@@ -196,6 +239,25 @@ static void *run_shared_plan(void *argument) {
         int right = 0;
         WANT(test_merge(s->device, &right) == TESS_OK && right);
     }
+    return NULL;
+}
+
+/* dQ is summed by several threads of each run, in turns. */
+static void *run_shared_gradients(void *argument) {
+    worker *w = argument;
+    shared *s = w->s;
+    float *gradients = malloc(sizeof s->gradients);
+    void *work = aligned(s->backward_info.workspace_bytes);
+    int failed = !gradients || !work;
+    pthread_barrier_wait(&s->start);
+    for (int round = 0; round < ROUNDS && !failed; round++) {
+        memset(gradients, 0xff, sizeof s->gradients);
+        failed = run_backward(s, gradients, work) != TESS_OK ||
+                 !same(gradients, s->gradients, sizeof s->gradients);
+    }
+    free(gradients);
+    free(work);
+    WANT(!failed);
     return NULL;
 }
 
@@ -354,11 +416,12 @@ static void *fail_in_own_way(void *argument) {
 
 /* All of it at once. */
 static void *mixture(void *argument) {
-    switch (((worker *)argument)->number % 5) {
+    switch (((worker *)argument)->number % 6) {
     case 0: return run_shared_plan(argument);
     case 1: return make_everything(argument);
     case 2: return ask_everything(argument);
     case 3: return share_a_pool(argument);
+    case 4: return run_shared_gradients(argument);
     default: return fail_in_own_way(argument);
     }
 }
@@ -387,6 +450,7 @@ static void *own_runtime(void *argument) {
         in_threads(function);                   \
     }
 IN_THREADS(run_shared_plan)
+IN_THREADS(run_shared_gradients)
 IN_THREADS(make_everything)
 IN_THREADS(ask_everything)
 IN_THREADS(share_a_pool)
@@ -396,9 +460,9 @@ IN_THREADS(own_runtime)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_run_shared_plan), TEST(test_make_everything), TEST(test_ask_everything),
-        TEST(test_share_a_pool),    TEST(test_fail_in_own_way), TEST(test_mixture),
-        TEST(test_own_runtime),
+        TEST(test_run_shared_plan), TEST(test_run_shared_gradients), TEST(test_make_everything),
+        TEST(test_ask_everything),  TEST(test_share_a_pool),         TEST(test_fail_in_own_way),
+        TEST(test_mixture),         TEST(test_own_runtime),
     };
     return cmocka_run_group_tests_name("threads", tests, setup, teardown);
 }

@@ -8,9 +8,39 @@
 
 #include "common/testlib.h"
 #include "driver.h"
+#include "inflate.h"
 
-extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[],
+extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[],
+    tess_cuda_sm90_backward_images[], tess_cuda_sm80_images[], tess_cuda_sm80_backward_images[],
     tess_cuda_decode_images[], tess_hip_images[];
+
+/* The lists as drivers get them: inflated, with a 0 behind each image. */
+enum { CUDA, SM90, SM90_BACKWARD, SM80, SM80_BACKWARD, DECODE, HIP, LISTS, MOST_IMAGES = 32 };
+static const tess_driver_image *const deflated[LISTS] = {
+    tess_cuda_images,      tess_cuda_sm90_images,          tess_cuda_sm90_backward_images,
+    tess_cuda_sm80_images, tess_cuda_sm80_backward_images, tess_cuda_decode_images,
+    tess_hip_images};
+static tess_driver_image lists[LISTS][MOST_IMAGES];
+
+static void inflate_all(void) {
+    for (int l = 0; l < LISTS; l++)
+        for (int n = 0; n < MOST_IMAGES - 1 && deflated[l][n].data; n++) {
+            const tess_driver_image *from = &deflated[l][n];
+            const size_t size = (size_t)(from->end - from->data),
+                         bytes = tess_inflated_size(from->data, size);
+            unsigned char *data = calloc(bytes + 1, 1);
+            if (!data || tess_inflate(from->data, size, data, bytes) != 0) {
+                printf("%s does not inflate\n", from->arch);
+                exit(1);
+            }
+            lists[l][n] = (tess_driver_image){from->arch, data, data + bytes};
+        }
+}
+
+static void free_all(void) {
+    for (int l = 0; l < LISTS; l++)
+        for (int n = 0; n < MOST_IMAGES; n++) free((void *)(uintptr_t)lists[l][n].data);
+}
 
 enum { MACHINE_CUDA = 190, MACHINE_AMD = 224 };
 
@@ -108,8 +138,8 @@ static void check_cubin(const tess_driver_image *image) {
 
 static void test_cuda(void **state) {
     (void)state;
-    if (!tess_cuda_images[0].data) skip();
-    for (const tess_driver_image *image = tess_cuda_images; image->data; image++) {
+    if (!lists[CUDA][0].data) skip();
+    for (const tess_driver_image *image = lists[CUDA]; image->data; image++) {
         if (is_ptx(image))
             check_ptx(image);
         else
@@ -131,23 +161,23 @@ static void wants_fast(const tess_driver_image *image, const char *family) {
 
 static void test_sm90(void **state) {
     (void)state;
-    if (!tess_cuda_sm90_images[0].data) skip();
-    assert_string_equal(tess_cuda_sm90_images[0].arch, "sm_90a");
-    assert_null(tess_cuda_sm90_images[1].data);
-    wants_fast(&tess_cuda_sm90_images[0], "sm90");
+    if (!lists[SM90][0].data) skip();
+    assert_string_equal(lists[SM90][0].arch, "sm_90a");
+    assert_null(lists[SM90][1].data);
+    wants_fast(&lists[SM90][0], "sm90");
 }
 
 static void test_sm80(void **state) {
     (void)state;
-    if (!tess_cuda_sm80_images[0].data) skip();
-    for (const tess_driver_image *image = tess_cuda_sm80_images; image->data; image++)
+    if (!lists[SM80][0].data) skip();
+    for (const tess_driver_image *image = lists[SM80]; image->data; image++)
         wants_fast(image, "sm80");
 }
 
 static void test_decode(void **state) {
     (void)state;
-    if (!tess_cuda_decode_images[0].data) skip();
-    for (const tess_driver_image *image = tess_cuda_decode_images; image->data; image++) {
+    if (!lists[DECODE][0].data) skip();
+    for (const tess_driver_image *image = lists[DECODE]; image->data; image++) {
         wants_fast(image, "decode16");
         for (int t = 1; t < 3; t++) {
             char name[64];
@@ -159,8 +189,8 @@ static void test_decode(void **state) {
 
 static void test_hip(void **state) {
     (void)state;
-    if (!tess_hip_images[0].data) skip();
-    for (const tess_driver_image *image = tess_hip_images; image->data; image++) {
+    if (!lists[HIP][0].data) skip();
+    for (const tess_driver_image *image = lists[HIP]; image->data; image++) {
         const Elf64_Ehdr *h = header_of(image);
         unsigned known = 0;
         for (size_t n = 0; n < sizeof amd / sizeof *amd; n++)
@@ -175,20 +205,31 @@ static void test_hip(void **state) {
 /* No image is listed twice: the second could never be used. */
 static void test_lists(void **state) {
     (void)state;
-    const tess_driver_image *const lists[] = {tess_cuda_images, tess_cuda_sm90_images,
-                                              tess_cuda_sm80_images, tess_cuda_decode_images,
-                                              tess_hip_images};
-    for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
+    for (size_t l = 0; l < LISTS; l++)
         for (const tess_driver_image *a = lists[l]; a->data; a++)
             for (const tess_driver_image *b = a + 1; b->data; b++)
                 assert_string_not_equal(a->arch, b->arch);
 }
 
+/* Kernels of gradients that the host asks for, whose images have no others to tell them by. */
+static void test_backward(void **state) {
+    (void)state;
+    if (!lists[CUDA][0].data) skip();
+    for (int l = SM90_BACKWARD; l <= SM80_BACKWARD; l += SM80_BACKWARD - SM90_BACKWARD)
+        for (const tess_driver_image *image = lists[l]; image->data; image++) check_cubin(image);
+    for (const tess_driver_image *image = lists[CUDA]; image->data; image++)
+        wants(image, "tess_backward_delta_f32");
+}
+
 int main(void) {
-    if (!tess_cuda_images[0].data && !tess_hip_images[0].data) {
+    if (!deflated[CUDA][0].data && !deflated[HIP][0].data) {
         puts("skipped: the build has no device code");
         return 77;
     }
-    return RUN_TESTS(TEST(test_cuda), TEST(test_sm90), TEST(test_sm80), TEST(test_decode),
-                     TEST(test_hip), TEST(test_lists));
+    inflate_all();
+    const int failed =
+        RUN_TESTS(TEST(test_cuda), TEST(test_sm90), TEST(test_sm80), TEST(test_decode),
+                  TEST(test_backward), TEST(test_hip), TEST(test_lists));
+    free_all();
+    return failed;
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common/again.h"
+#include "common/gradients_again.h"
 #include "common/merging.h"
 #include "common/serving_again.h"
 #include "common/testlib.h"
@@ -301,6 +302,20 @@ static void test_server_again(void **state) {
     again_code = OUT_OF_DEVICE_MEMORY;
     server_again(&heap, "vulkan", &a, TESS_ERROR_OUT_OF_MEMORY);
     check_left(0);
+}
+
+static void no_object_lives(const test_heap *used, int call) {
+    heap = *used;
+    check_left(call);
+}
+
+static void test_gradients_again(void **state) {
+    (void)state;
+    static const again a = {
+        .inject = again_fail, .failures = again_failures, .failed = again_failed, .run = again_run};
+    static const gradients_again g = {"vulkan", &a, TESS_ERROR_OUT_OF_MEMORY, no_object_lives};
+    again_code = OUT_OF_DEVICE_MEMORY;
+    gradients_fail(&g, 37);
 }
 
 /* Memory is taken, written, read and given back, up to the first failure. */
@@ -659,7 +674,8 @@ int main(int argc, char **argv) {
     if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
     if (argc > 1 && strcmp(argv[1], "--again") == 0) {
         const struct CMUnitTest again_tests[] = {TEST(test_same_plan_again),
-                                                 TEST(test_server_again), TEST(test_memory_again)};
+                                                 TEST(test_server_again), TEST(test_memory_again),
+                                                 TEST(test_gradients_again)};
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),

@@ -75,9 +75,9 @@ enum {
     TESS_SM90_FINISH_THREADS = 256
 };
 
-/* Bytes of shared memory: K and V; two stages of Q and of dO; two of dS; dQ on its way out; and
- * 12 KiB for rows, barriers and descriptions. */
+/* Bytes of shared memory: K and V; three stages of Q and two of dO; two of dS; dQ on its way out;
+ * and 12 KiB for rows, barriers and descriptions. */
 #define TESS_SM90_BACKWARD_SHARED(head_dim, rows) \
-    (2 * 128 * 2 * (head_dim) + 4 * 2 * (rows) * (head_dim) + 2 * 2 * 128 * (rows) + 32768 + 12288)
+    (2 * 128 * 2 * (head_dim) + 5 * 2 * (rows) * (head_dim) + 2 * 2 * 128 * (rows) + 32768 + 12288)
 
 #endif /* TESS_CUDA_SM90_BACKWARD_ARGS_H */

@@ -10,7 +10,7 @@
  *   mainloop_backward.cuh  the other warpgroups, 64 keys each: all products
  *   epilogue_backward.cuh  dK and dV out of registers, and dQ in FINISH
  *
- * The order of the pipeline is that of FlashAttention-3 (arXiv 2407.08608).
+ * The tiles and the roles of the warps are those of FlashAttention-3 (arXiv 2407.08608).
  */
 #include "load_backward.cuh"
 #include "mainloop_backward.cuh"
@@ -25,6 +25,8 @@ __device__ __forceinline__ void init_backward_barriers(backward_memory<Shape> *m
     for (int i = 0; i < STEP_STAGES; i++) {
         mbarrier_init(&m->q_full[i], 1);
         mbarrier_init(&m->q_empty[i], WARPS);
+    }
+    for (int i = 0; i < D_O_STAGES; i++) {
         mbarrier_init(&m->d_o_full[i], 1);
         mbarrier_init(&m->d_o_empty[i], WARPS);
     }

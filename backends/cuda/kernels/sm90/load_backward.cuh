@@ -61,9 +61,16 @@ template <typename Shape> struct row_loader {
         }
     }
 
+    /* Waits until the stage of step n is free. */
+    __device__ __forceinline__ void wait_empty_q(uint32_t n) {
+        mbarrier_wait(&m->q_empty[n % STEP_STAGES], (n / STEP_STAGES & 1) ^ 1);
+    }
+    __device__ __forceinline__ void wait_empty_d_o(uint32_t n) {
+        mbarrier_wait(&m->d_o_empty[n % D_O_STAGES], (n / D_O_STAGES & 1) ^ 1);
+    }
+
     __device__ __forceinline__ void load_step(uint32_t n, const step_info *x) {
-        const int stage = n % STEP_STAGES;
-        const uint32_t parity = (n / STEP_STAGES & 1) ^ 1;
+        const int q = n % STEP_STAGES, d_o = n % D_O_STAGES;
         const float *rows = (const float *)a->rows + (uint64_t)x->strip * (2 * ROWS) + lane;
         float lse[GROUPS], delta[GROUPS];
         uint32_t live[GROUPS];
@@ -81,31 +88,29 @@ template <typename Shape> struct row_loader {
             live[group] = __ballot_sync(~0u, !dead);
             boxed &= !__any_sync(~0u, dead && group * 32 + lane < x->rows);
         }
-        mbarrier_wait(&m->q_empty[stage], parity);
+        wait_empty_q(n);
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) m->lse[stage][group * 32 + lane] = lse[group];
-        load_rows(m->q[stage][0], &m->q_full[stage], TESS_SM90_Q, &maps->q, x, live, boxed);
-        mbarrier_wait(&m->d_o_empty[stage], parity);
+        for (int group = 0; group < GROUPS; group++) m->lse[q][group * 32 + lane] = lse[group];
+        load_rows(m->q[q][0], &m->q_full[q], TESS_SM90_Q, &maps->q, x, live, boxed);
+        wait_empty_d_o(n);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
-            m->delta[stage][group * 32 + lane] = delta[group];
-        load_rows(m->d_o[stage][0], &m->d_o_full[stage], TESS_SM90_D_O, &maps->d_o, x, live, boxed);
+            m->delta[d_o][group * 32 + lane] = delta[group];
+        load_rows(m->d_o[d_o][0], &m->d_o_full[d_o], TESS_SM90_D_O, &maps->d_o, x, live, boxed);
     }
 
     __device__ __forceinline__ void run() {
         for (uint32_t n = 0;; n++) {
-            const int stage = n % STEP_STAGES;
             const step_info *x = &m->steps[n % STEPS];
             mbarrier_wait(&m->step_full[n % STEPS], n / STEPS & 1);
             const int32_t kind = x->kind;
             if (kind == STEP_EMPTY || kind == STEP_STOP) {
-                const uint32_t parity = (n / STEP_STAGES & 1) ^ 1;
-                mbarrier_wait(&m->q_empty[stage], parity);
-                mbarrier_wait(&m->d_o_empty[stage], parity);
+                wait_empty_q(n);
+                wait_empty_d_o(n);
                 __syncwarp();
                 if (lane == 0) {
-                    mbarrier_arrive(&m->q_full[stage]);
-                    mbarrier_arrive(&m->d_o_full[stage]);
+                    mbarrier_arrive(&m->q_full[n % STEP_STAGES]);
+                    mbarrier_arrive(&m->d_o_full[n % D_O_STAGES]);
                 }
                 if (kind == STEP_STOP) return;
             } else {

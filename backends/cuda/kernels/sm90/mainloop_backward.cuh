@@ -3,10 +3,14 @@
  * The mainloop of backward on Hopper: what a consumer warpgroup does with its 64 keys of each
  * column.
  *
- * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T and dS^T are the left operands of
- * dV += P^T dO and dK += dS^T Q as they are, in registers. For dQ = dS K, both warpgroups leave
- * dS^T in shared memory too, and each multiplies a half of dQ out of all keys: 64 of its dims, or
+ * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T is the left operand of
+ * dV += P^T dO as it is, in registers. Both warpgroups leave dS^T in shared memory. From there each
+ * takes its own keys for dK += dS^T Q, and all keys for its half of dQ = dS K: 64 of its dims, or
  * 64 rows.
+ *
+ * The tensor cores multiply while the elements of a step are worked on: behind dV and dQ of a step
+ * come S^T and dP^T of the next one and only then its own dK, under which the next step's dS^T is
+ * made.
  */
 #ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
 #define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
@@ -22,9 +26,11 @@ enum { DS_BARRIER = 1 };
 template <typename T, typename Shape> struct mainloop_backward {
     static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
                          ROW_BYTES = Shape::ROW_BYTES;
-    /* dS^T stays in registers as a left operand; where these are too few, dK takes it from shared
-     * memory. */
-    static constexpr bool KEEPS_DS = D > 64;
+    /* LSE and Delta come into registers while products are under way. */
+    static constexpr bool LOADS_AHEAD = D > 64;
+    /* dK of the step before is issued amid the exponentials, not before them: with 64 of these to a
+     * thread, half of them need not wait until dK can be queued. */
+    static constexpr bool ISSUES_DK_AMID = ROWS > 64;
 
     backward_memory<Shape> *m;
     const tess_sm90_backward_args *a;
@@ -34,7 +40,8 @@ template <typename T, typename Shape> struct mainloop_backward {
     float dk[D / 2], dv[D / 2];
     float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T */
     float dq[32];
-    uint32_t p[ROWS / 16][4], ds[ROWS / 16][4]; /* P^T and dS^T as left operands */
+    uint32_t p[ROWS / 16][4]; /* P^T as a left operand */
+    float2 ahead[ROWS / 8];   /* LSE or Delta */
 
     /* ---------------------------------------------------------------- products */
 
@@ -56,23 +63,19 @@ template <typename T, typename Shape> struct mainloop_backward {
         warpgroup_commit();
     }
 
-    /* dV += P^T dO or dK += dS^T Q. */
-    __device__ __forceinline__ void
-    issue_gradient(float (&to)[D / 2], const uint32_t (&left)[ROWS / 16][4], const uint8_t *rows) {
-        const uint32_t right = operand(rows, ROW_BYTES);
+    /* dV += P^T dO. */
+    __device__ __forceinline__ void issue_dv(uint32_t n) {
+        const uint32_t right = operand(m->d_o[n % D_O_STAGES][0], ROW_BYTES);
         warpgroup_arrive();
 #pragma unroll
         for (int x = 0; x < ROWS / 16; x++)
-            wgmma<T, D>::rs(to, left[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+            wgmma<T, D>::rs(dv, p[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
         warpgroup_commit();
     }
-    __device__ __forceinline__ void issue_dk(int stage) {
-        if (KEEPS_DS) {
-            issue_gradient(dk, ds, m->q[stage][0]);
-            return;
-        }
+    /* dK += dS^T Q. */
+    __device__ __forceinline__ void issue_dk(uint32_t n) {
         const uint32_t left = operand(m->ds[active % 2][0] + warpgroup * 64 * 128),
-                       right = operand(m->q[stage][0], ROW_BYTES);
+                       right = operand(m->q[n % STEP_STAGES][0], ROW_BYTES);
         warpgroup_arrive();
 #pragma unroll
         for (int x = 0; x < ROWS / 16; x++)
@@ -81,23 +84,13 @@ template <typename T, typename Shape> struct mainloop_backward {
                 matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
         warpgroup_commit();
     }
-    /* dV and dK once dS^T is in shared memory, and behind them the own half of dQ over `units` of
-     * 16 keys from `first` on, once that of the other warpgroup is there too. Left under way: dQ
-     * alone, or with it dK. */
-    __device__ __forceinline__ void issue_gradients(int stage, int first, const int units) {
-        issue_gradient(dv, p, m->d_o[stage][0]);
-        if (KEEPS_DS) issue_dk(stage);
-        named_barrier_sync(DS_BARRIER);
-        issue_dq(first, units);
-        if (!KEEPS_DS) issue_dk(stage);
-        warpgroup_wait<KEEPS_DS ? 1 : 2>();
+    __device__ __forceinline__ void finish_dv(uint32_t n) {
         register_fence(dv);
-        release(&m->d_o_empty[stage]);
-        if (KEEPS_DS) finish_dk(stage);
+        release(&m->d_o_empty[n % D_O_STAGES]);
     }
-    __device__ __forceinline__ void finish_dk(int stage) {
+    __device__ __forceinline__ void finish_dk(uint32_t n) {
         register_fence(dk);
-        release(&m->q_empty[stage]);
+        release(&m->q_empty[n % STEP_STAGES]);
     }
 
     /* The own half of dQ = dS K, over `units` of 16 keys each. */
@@ -116,12 +109,23 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     /* ---------------------------------------------------------------- between them */
 
-    /* P^T out of S^T. */
-    __device__ __forceinline__ void exponentiate(int stage) {
-        const float *lse = m->lse[stage] + lane % 4 * 2;
+    /* This thread's LSE or Delta of rows [8 n, 8 n + 8). */
+    __device__ __forceinline__ float2 of_rows(const float *values, int n) const {
+        return LOADS_AHEAD ? ahead[n] : *(const float2 *)(values + 8 * n + lane % 4 * 2);
+    }
+    __device__ __forceinline__ void load_ahead(const float *values) {
+        if (LOADS_AHEAD) {
 #pragma unroll
-        for (int n = 0; n < ROWS / 8; n++) {
-            const float2 x = *(const float2 *)(lse + 8 * n);
+            for (int n = 0; n < ROWS / 8; n++)
+                ahead[n] = *(const float2 *)(values + 8 * n + lane % 4 * 2);
+        }
+    }
+
+    /* P^T out of S^T, of rows [8 first, 8 last). */
+    __device__ __forceinline__ void exponentiate(uint32_t step, const int first, const int last) {
+#pragma unroll
+        for (int n = first; n < last; n++) {
+            const float2 x = of_rows(m->lse[step % STEP_STAGES], n);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[4 * n + i] = exp2_fast(s[4 * n + i] * scale_log2 - (i % 2 ? x.y : x.x));
@@ -130,35 +134,30 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     /* dS^T out of P^T and dP^T, which goes to shared memory: a row of 128 bytes for each key and
      * 64 rows. MASKED: it is 0 where P is, whatever dP holds. P^T becomes a left operand. */
-    template <bool MASKED> __device__ __forceinline__ void differentiate(int stage) {
+    template <bool MASKED>
+    __device__ __forceinline__ void differentiate(uint32_t step, uint32_t buffer) {
         const int key = warpgroup * 64 + warp * 16 + lane % 16;
-        uint8_t *const to = m->ds[active % 2][0] + key * 128;
-        const float *delta = m->delta[stage] + lane % 4 * 2;
+        uint8_t *const to = m->ds[buffer % 2][0] + key * 128;
 #pragma unroll
         for (int n = 0; n < ROWS / 16; n++) {
+            uint32_t ds[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = 8 * n + 2 * i;
-                const float2 x = *(const float2 *)(delta + 16 * n + i / 2 * 8);
+                const float2 x = of_rows(m->delta[step % D_O_STAGES], 2 * n + i / 2);
                 float y[2] = {s[at] * (dp[at] - x.x), s[at + 1] * (dp[at + 1] - x.y)};
                 if (MASKED) {
                     if (s[at] == 0) y[0] = 0;
                     if (s[at + 1] == 0) y[1] = 0;
                 }
-                ds[n][i] = pack<T>(y[0], y[1]);
+                ds[i] = pack<T>(y[0], y[1]);
                 p[n][i] = pack<T>(s[at], s[at + 1]);
             }
             const int unit = 2 * n + lane / 16;
-            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[n][0], ds[n][1],
-                     ds[n][2], ds[n][3]);
+            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[0], ds[1], ds[2],
+                     ds[3]);
         }
         fence_async_proxy();
-    }
-    __device__ __forceinline__ void differentiate(int stage, bool masked) {
-        if (masked)
-            differentiate<true>(stage);
-        else
-            differentiate<false>(stage);
     }
 
     /* The rows of the step that keep this thread's two keys: columns [first, first + count). */
@@ -223,75 +222,100 @@ template <typename T, typename Shape> struct mainloop_backward {
         return __shfl_sync(~0u, x->kind, 0) != STEP_FULL;
     }
 
-    /* P^T of step n, whose S^T is under way, and dP^T. */
-    __device__ __forceinline__ void finish_scores(uint32_t n) {
-        const int stage = n % STEP_STAGES;
+    __device__ __forceinline__ void wait_q(uint32_t n) {
+        mbarrier_wait(&m->q_full[n % STEP_STAGES], n / STEP_STAGES & 1);
+    }
+    __device__ __forceinline__ void wait_d_o(uint32_t n) {
+        mbarrier_wait(&m->d_o_full[n % D_O_STAGES], n / D_O_STAGES & 1);
+    }
+    __device__ __forceinline__ void issue_s(uint32_t n) {
+        issue_scores(s, m->k[0], m->q[n % STEP_STAGES][0]);
+    }
+    __device__ __forceinline__ void issue_dp(uint32_t n) {
+        wait_d_o(n);
+        issue_scores(dp, m->v[0], m->d_o[n % D_O_STAGES][0]);
+    }
+
+    /* P^T and dS^T of step n, whose S^T is under way. TRAILED: dK of the step before, behind
+     * dP^T. */
+    template <bool TRAILED> __device__ __forceinline__ void finish_scores(uint32_t n) {
         const step_info *x = &m->steps[n % STEPS];
-        mbarrier_wait(&m->d_o_full[stage], n / STEP_STAGES & 1);
-        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        issue_dp(n);
+        if (TRAILED && !ISSUES_DK_AMID) issue_dk(n - 1);
         const bool masked = is_masked(x);
-        warpgroup_wait<1>();
+        load_ahead(m->lse[n % STEP_STAGES]);
+        warpgroup_wait<1 + (TRAILED && !ISSUES_DK_AMID)>();
         register_fence(s);
-        exponentiate(stage);
+        exponentiate(n, 0, ROWS / 16);
+        if (TRAILED && ISSUES_DK_AMID) issue_dk(n - 1);
+        exponentiate(n, ROWS / 16, ROWS / 8);
         if (masked) apply(find_kept(x), s);
-        warpgroup_wait<0>();
+        load_ahead(m->delta[n % D_O_STAGES]);
+        warpgroup_wait<TRAILED>();
         register_fence(dp);
+        if (masked)
+            differentiate<true>(n, active + TRAILED);
+        else
+            differentiate<false>(n, active + TRAILED);
+        if (TRAILED) {
+            warpgroup_wait<0>();
+            finish_dk(n - 1);
+        }
     }
 
-    /* What follows in a step of both halves. CHAINED: with the scores of the next step, so that
-     * the tensor cores multiply meanwhile. Nothing is under way before and after it: the compiler
-     * would not keep it so across a loop. */
-    template <bool CHAINED> __device__ __forceinline__ void both_step(uint32_t n, bool last) {
-        const int stage = n % STEP_STAGES;
-        if (!CHAINED && last) release(&m->v_empty);
-        differentiate(stage, is_masked(&m->steps[n % STEPS]));
-        issue_gradients(stage, 0, 8);
-        if (CHAINED) {
-            const int next = (n + 1) % STEP_STAGES;
-            mbarrier_wait(&m->q_full[next], (n + 1) / STEP_STAGES & 1);
-            issue_scores(s, m->k[0], m->q[next][0]);
-        }
-        warpgroup_wait<CHAINED + !KEEPS_DS>();
-        register_fence(dq);
-        if (!CHAINED && last) release(&m->k_empty);
-        store_dq(n);
-        if (!KEEPS_DS) {
-            warpgroup_wait<CHAINED>();
-            finish_dk(stage);
-        }
-        if (CHAINED) finish_scores(n + 1);
-    }
-
-    /* A step of the own half alone. */
-    __device__ __forceinline__ void own_step(uint32_t n, const step_info *x, bool last) {
-        const int stage = n % STEP_STAGES;
-        issue_scores(s, m->k[0], m->q[stage][0]);
-        mbarrier_wait(&m->d_o_full[stage], n / STEP_STAGES & 1);
-        issue_scores(dp, m->v[0], m->d_o[stage][0]);
-        const kept_rows kept = find_kept(x);
-        warpgroup_wait<1>();
-        register_fence(s);
-        exponentiate(stage);
-        apply(kept, s);
-        warpgroup_wait<0>();
-        register_fence(dp);
+    /* The gradients of a step whose P^T and dS^T are there, dQ out of `units` of 16 keys from
+     * `first` on. CHAINED: P^T and dS^T of the next step are made meanwhile. Nothing is under way
+     * before and after it: the compiler would not keep it so across a loop. */
+    template <bool CHAINED>
+    __device__ __forceinline__ void finish_step(uint32_t n, int first, const int units, bool last) {
         if (last) release(&m->v_empty);
-        differentiate<true>(stage);
-        issue_gradients(stage, warpgroup * 4, 4);
-        warpgroup_wait<0>();
+        issue_dv(n);
+        named_barrier_sync(DS_BARRIER);
+        issue_dq(first, units);
+        if (CHAINED) {
+            wait_q(n + 1);
+            issue_s(n + 1);
+        } else {
+            issue_dk(n);
+        }
+        warpgroup_wait<2>();
+        finish_dv(n);
+        warpgroup_wait<1>();
         register_fence(dq);
-        if (!KEEPS_DS) finish_dk(stage);
         if (last) release(&m->k_empty);
         store_dq(n);
+        if (CHAINED) {
+            finish_scores<true>(n + 1);
+        } else {
+            warpgroup_wait<0>();
+            finish_dk(n);
+        }
     }
 
-    /* A step in which the own keys have no share but in dQ. */
+    /* P^T and dS^T of a step in which not all keys have a share. */
+    __device__ __forceinline__ void score_masked(uint32_t n, const step_info *x) {
+        issue_s(n);
+        issue_dp(n);
+        const kept_rows kept = find_kept(x);
+        load_ahead(m->lse[n % STEP_STAGES]);
+        warpgroup_wait<1>();
+        register_fence(s);
+        exponentiate(n, 0, ROWS / 8);
+        apply(kept, s);
+        load_ahead(m->delta[n % D_O_STAGES]);
+        warpgroup_wait<0>();
+        register_fence(dp);
+        differentiate<true>(n, active);
+    }
+
+    /* A step in which the own keys have no share but in dQ. Its dO, which the other warpgroup has
+     * waited for, is released behind the barrier: stages of dO are fewer than those of Q, and the
+     * other warpgroup may not have released the stage's last rows before. */
     __device__ __forceinline__ void other_step(uint32_t n, bool last) {
-        const int stage = n % STEP_STAGES;
-        release(&m->q_empty[stage]);
-        release(&m->d_o_empty[stage]);
+        release(&m->q_empty[n % STEP_STAGES]);
         if (last) release(&m->v_empty);
         named_barrier_sync(DS_BARRIER);
+        release(&m->d_o_empty[n % D_O_STAGES]);
         issue_dq((1 - warpgroup) * 4, 4);
         warpgroup_wait<0>();
         register_fence(dq);
@@ -301,27 +325,15 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     /* dQ from some pieces of the keys. */
     __device__ __forceinline__ void partial_step(uint32_t n, const step_info *x, bool last) {
-        const int stage = n % STEP_STAGES, begin = x->begin16, end = x->end16;
-        const uint32_t parity = n / STEP_STAGES & 1;
-        issue_scores(s, m->k[0], m->q[stage][0]);
-        mbarrier_wait(&m->d_o_full[stage], parity);
-        issue_scores(dp, m->v[0], m->d_o[stage][0]);
-        const kept_rows kept = find_kept(x);
-        warpgroup_wait<0>();
-        register_fence(s);
-        register_fence(dp);
+        const int begin = x->begin16, end = x->end16;
+        score_masked(n, x);
         if (last) release(&m->v_empty);
-        exponentiate(stage);
-        apply(kept, s);
-        differentiate<true>(stage);
-        issue_gradient(dv, p, m->d_o[stage][0]);
+        issue_dv(n);
         named_barrier_sync(DS_BARRIER);
-        issue_dk(stage);
+        issue_dk(n);
         warpgroup_wait<0>();
-        register_fence(dv);
-        register_fence(dk);
-        release(&m->d_o_empty[stage]);
-        release(&m->q_empty[stage]);
+        finish_dv(n);
+        finish_dk(n);
 #pragma unroll
         for (int i = 0; i < 32; i++) dq[i] = 0;
         const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
@@ -368,9 +380,8 @@ template <typename T, typename Shape> struct mainloop_backward {
         bool loaded = false;
         active = 0;
         for (uint32_t n = 0;; n++) {
-            const int stage = n % STEP_STAGES;
             const step_info *x = &m->steps[n % STEPS];
-            mbarrier_wait(&m->q_full[stage], n / STEP_STAGES & 1);
+            wait_q(n);
             const int32_t kind = __shfl_sync(~0u, x->kind, 0);
             if (kind == STEP_STOP) {
                 wait_dq_empty(n);
@@ -390,27 +401,30 @@ template <typename T, typename Shape> struct mainloop_backward {
                 }
             }
             if (kind == STEP_FULL || kind == STEP_MASKED) {
-                issue_scores(s, m->k[0], m->q[stage][0]);
-                finish_scores(n);
+                issue_s(n);
+                finish_scores<false>(n);
                 while (ends & STEP_CHAINED) {
-                    both_step<true>(n, false);
+                    finish_step<true>(n, 0, 8, false);
                     active++;
                     n++;
                     x = &m->steps[n % STEPS];
                     ends = __shfl_sync(~0u, x->ends, 0);
                 }
                 last = ends & STEP_LAST;
-                both_step<false>(n, last);
+                finish_step<false>(n, 0, 8, last);
             } else if (kind == STEP_HALF) {
-                if (__shfl_sync(~0u, x->half, 0) == warpgroup)
-                    own_step(n, x, last);
-                else
+                if (__shfl_sync(~0u, x->half, 0) == warpgroup) {
+                    score_masked(n, x);
+                    finish_step<false>(n, warpgroup * 4, 4, last);
+                } else {
                     other_step(n, last);
+                }
             } else if (kind == STEP_PARTIAL) {
                 partial_step(n, x, last);
             } else {
-                release(&m->q_empty[stage]);
-                release(&m->d_o_empty[stage]);
+                wait_d_o(n);
+                release(&m->q_empty[n % STEP_STAGES]);
+                release(&m->d_o_empty[n % D_O_STAGES]);
                 if (last && loaded) {
                     release(&m->k_empty);
                     release(&m->v_empty);

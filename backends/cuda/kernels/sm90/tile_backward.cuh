@@ -14,7 +14,8 @@ namespace tess {
 enum {
     COLUMN_KEYS = TESS_SM90_COLUMN_KEYS,
     HALF_KEYS = COLUMN_KEYS / 2, /* of a warpgroup */
-    STEP_STAGES = 2,             /* of Q and of dO */
+    STEP_STAGES = 3,             /* of Q: dK of a step is multiplied in the next one */
+    D_O_STAGES = 2,
     /* Descriptions in flight. The scheduler is up to STEPS_AHEAD before the warp that loads rows,
      * which is up to STEP_STAGES before the consumers; the warp that adds dQ is behind these. */
     STEPS_AHEAD = 2,
@@ -121,12 +122,11 @@ template <typename Shape> struct alignas(1024) backward_memory {
     uint8_t k[Shape::CHUNKS][Shape::KEY_BYTES];
     uint8_t v[Shape::CHUNKS][Shape::KEY_BYTES];
     uint8_t q[STEP_STAGES][Shape::CHUNKS][Shape::ROW_BYTES];
-    uint8_t d_o[STEP_STAGES][Shape::CHUNKS][Shape::ROW_BYTES];
+    uint8_t d_o[D_O_STAGES][Shape::CHUNKS][Shape::ROW_BYTES];
     uint8_t ds[2][Shape::ROW_CHUNKS][Shape::KEY_BYTES]; /* transposed: rows of keys */
     float dq[2][Shape::DQ_FLOATS];
-    float lse[STEP_STAGES][Shape::ROWS], delta[STEP_STAGES][Shape::ROWS];
-    uint64_t q_full[STEP_STAGES], q_empty[STEP_STAGES], d_o_full[STEP_STAGES],
-        d_o_empty[STEP_STAGES];
+    float lse[STEP_STAGES][Shape::ROWS], delta[D_O_STAGES][Shape::ROWS];
+    uint64_t q_full[STEP_STAGES], q_empty[STEP_STAGES], d_o_full[D_O_STAGES], d_o_empty[D_O_STAGES];
     uint64_t k_full, v_full, k_empty, v_empty, dq_full[2], dq_empty[2];
     uint64_t column_full[COLUMNS], step_full[STEPS], step_done[STEPS];
     step_info steps[STEPS];
