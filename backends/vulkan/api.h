@@ -81,11 +81,19 @@ enum { /* the first member of most structures */
        TVK_TYPE_MEMORY_BARRIER = 46,
        TVK_TYPE_FEATURES_2 = 1000059000,
        TVK_TYPE_PROPERTIES_2 = 1000059001,
+       TVK_TYPE_FLOAT16_INT8_FEATURES = 1000082000,
        TVK_TYPE_16BIT_STORAGE_FEATURES = 1000083000,
+       TVK_TYPE_BFLOAT16_FEATURES = 1000141000,
        TVK_TYPE_SM_BUILTINS_PROPERTIES_NV = 1000154001,
        TVK_TYPE_SHADER_CORE_PROPERTIES_AMD = 1000185000,
        TVK_TYPE_DRIVER_PROPERTIES = 1000196000,
        TVK_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO = 1000207003,
+       TVK_TYPE_MEMORY_MODEL_FEATURES = 1000211000,
+       TVK_TYPE_SUBGROUP_SIZE_PROPERTIES = 1000225000,
+       TVK_TYPE_REQUIRED_SUBGROUP_SIZE = 1000225001,
+       TVK_TYPE_SUBGROUP_SIZE_FEATURES = 1000225002,
+       TVK_TYPE_MATRIX_FEATURES = 1000506000,
+       TVK_TYPE_MATRIX_PROPERTIES = 1000506001,
 };
 
 enum {
@@ -122,6 +130,11 @@ enum {
     TVK_ACCESS_TRANSFER_WRITE = 0x1000,
     TVK_ACCESS_HOST_READ = 0x2000,
     TVK_ACCESS_HOST_WRITE = 0x4000,
+    TVK_FULL_SUBGROUPS = 0x2,
+    TVK_SCOPE_SUBGROUP = 3,
+    TVK_COMPONENT_FLOAT16 = 0,
+    TVK_COMPONENT_FLOAT32 = 1,
+    TVK_COMPONENT_BFLOAT16 = 1000141000,
 };
 
 /* ---------------------------------------------------------------- instance and physical device */
@@ -205,6 +218,44 @@ typedef struct vk_16bit_features {
     VK_OUT;
     vk_bool storage, uniform, push, input_output;
 } vk_16bit_features;
+
+/* Features, of which only the first ones of a structure are named that we ask for. */
+typedef struct vk_float16_features {
+    VK_OUT;
+    vk_bool float16, unused;
+} vk_float16_features;
+
+typedef struct vk_bfloat16_features {
+    VK_OUT;
+    vk_bool type_, dot_product, matrix;
+} vk_bfloat16_features;
+
+typedef struct vk_memory_model_features {
+    VK_OUT;
+    vk_bool memory_model, unused[2];
+} vk_memory_model_features;
+
+typedef struct vk_subgroup_size_features {
+    VK_OUT;
+    vk_bool size_control, full_subgroups;
+} vk_subgroup_size_features;
+
+typedef struct vk_subgroup_size_properties {
+    VK_OUT;
+    uint32_t least, most, most_subgroups, stages;
+} vk_subgroup_size_properties;
+
+typedef struct vk_matrix_features {
+    VK_OUT;
+    vk_bool matrix, unused;
+} vk_matrix_features;
+
+typedef struct vk_matrix_properties {
+    VK_OUT;
+    uint32_t m, n, k, a, b, c, result;
+    vk_bool saturates;
+    uint32_t scope;
+} vk_matrix_properties;
 
 typedef struct vk_queue_family {
     uint32_t flags, count, timestamp_bits, granularity[3];
@@ -299,6 +350,11 @@ typedef struct vk_stage_create_info {
     const char *entry;
     const vk_specialization_info *specialization;
 } vk_stage_create_info;
+
+typedef struct vk_required_subgroup_size {
+    VK_OUT;
+    uint32_t size;
+} vk_required_subgroup_size;
 
 typedef struct vk_compute_pipeline_create_info {
     VK_IN;
@@ -501,6 +557,11 @@ typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
     X(CmdResetQueryPool, void, (vk_commands, vk_handle, uint32_t, uint32_t))                      \
     X(CmdWriteTimestamp, void, (vk_commands, uint32_t, vk_handle, uint32_t))
 
+/* Of extensions; NULL where they are missing. */
+#define VK_MATRIX_FUNCTIONS(X)                                    \
+    X(GetPhysicalDeviceCooperativeMatrixPropertiesKHR, vk_result, \
+      (vk_physical, uint32_t *, vk_matrix_properties *))
+
 /* Of 1.2, or with KHR at the end of the name; may be missing. */
 #define VK_OPTIONAL_FUNCTIONS(X) \
     X(GetSemaphoreCounterValue, vk_result, (vk_device, vk_handle, uint64_t *))
@@ -509,7 +570,8 @@ typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
 typedef struct vk_api {
 #define VK_MEMBER(name, result, parameters) result(*name) parameters;
     VK_GLOBAL_FUNCTIONS(VK_MEMBER)
-    VK_INSTANCE_FUNCTIONS(VK_MEMBER) VK_DEVICE_FUNCTIONS(VK_MEMBER) VK_OPTIONAL_FUNCTIONS(VK_MEMBER)
+    VK_INSTANCE_FUNCTIONS(VK_MEMBER)
+    VK_DEVICE_FUNCTIONS(VK_MEMBER) VK_OPTIONAL_FUNCTIONS(VK_MEMBER) VK_MATRIX_FUNCTIONS(VK_MEMBER)
 #undef VK_MEMBER
 } vk_api;
 

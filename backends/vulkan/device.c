@@ -37,8 +37,16 @@ static tess_status create_device(tess_vk_device *d) {
                                         .family = d->found.family,
                                         .count = 1,
                                         .priorities = &priority};
-    const vk_device_create_info create = {
+    tess_vk_matrix_chain matrices;
+    vk_device_create_info create = {
         .type = TVK_TYPE_DEVICE_CREATE_INFO, .next = &narrow, .queue_count = 1, .queues = &queue};
+    if (!d->found.matrices.missing[0]) {
+        const int bfloat16 = d->found.matrices.bfloat16 != 0;
+        tess_vk_matrix_chain_make(&matrices, bfloat16);
+        narrow.next = &matrices;
+        create.extensions = tess_vk_matrix_extensions;
+        create.extension_count = VK_MATRIX_EXTENSIONS - !bfloat16;
+    }
     const vk_result result = d->vk.CreateDevice(d->found.physical, &create, NULL, &d->device);
     if (result != TVK_SUCCESS) {
         d->device = NULL;
@@ -56,13 +64,15 @@ static tess_status open_index(tess_vk_device *d, uint32_t index) {
         return status;
     }
     TESS_RETURN_IF_ERROR(tess_vk_find(d->host, &d->vk, d->instance, index, &d->found));
+    tess_vk_matrices_find(d->host, &d->vk, &d->found);
     return create_device(d);
 }
 
 /* Checks the application's structure. */
 static tess_status read_native(const tess_host *host, const void *native, tess_vulkan_device *n) {
     TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", native, n, sizeof *n));
-    const uint32_t known = TESS_VULKAN_STORAGE_16BIT | TESS_VULKAN_TIMELINE;
+    const uint32_t known = TESS_VULKAN_STORAGE_16BIT | TESS_VULKAN_TIMELINE | TESS_VULKAN_MATRIX |
+                           TESS_VULKAN_MATRIX_BF16;
     if (n->features & ~known)
         return host->fail(host, TESS_ERROR_INVALID, "native.features: unknown bits 0x%x",
                           n->features & ~known);
@@ -109,6 +119,12 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
     d->found.timestamp_bits = families[n.queue_family].timestamp_bits;
     d->found.storage_16bit = (n.features & TESS_VULKAN_STORAGE_16BIT) != 0;
     d->timeline = (n.features & TESS_VULKAN_TIMELINE) != 0;
+    tess_vk_matrices_find(d->host, &d->vk, &d->found);
+    tess_vk_matrices *matrices = &d->found.matrices;
+    matrices->bfloat16 &= (n.features & TESS_VULKAN_MATRIX_BF16) != 0;
+    if (!(n.features & TESS_VULKAN_MATRIX))
+        snprintf(matrices->missing, sizeof matrices->missing,
+                 "TESS_VULKAN_MATRIX is not among native.features");
     d->instance = n.instance;
     d->device = n.device;
     d->queue = n.queue;

@@ -34,6 +34,9 @@ tess_status tess_vk_instance_functions(const tess_host *host, vk_get_instance_pr
     if (!vk->name && !missing) missing = "vk" #name;
     VK_INSTANCE_FUNCTIONS(LOAD)
 #undef LOAD
+#define LOAD(name, result, parameters) vk->name = (result(*) parameters)get(instance, "vk" #name);
+    VK_MATRIX_FUNCTIONS(LOAD)
+#undef LOAD
     if (missing)
         return host->fail(host, TESS_ERROR_UNAVAILABLE,
                           "vkGetInstanceProcAddr: the instance has no %s; Vulkan 1.1 is needed",
@@ -143,8 +146,8 @@ tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance in
 
 /* ------------------------------------------------------------------ properties of a device */
 
-static int has_extension(const tess_host *host, const vk_api *vk, vk_physical physical,
-                         const char *name) {
+int tess_vk_has_extension(const tess_host *host, const vk_api *vk, vk_physical physical,
+                          const char *name) {
     uint32_t count = 0;
     int found = 0;
     if (vk->EnumerateDeviceExtensionProperties(physical, NULL, &count, NULL) != TVK_SUCCESS ||
@@ -164,12 +167,12 @@ uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physi
     vk_sm_properties sm = {.type = TVK_TYPE_SM_BUILTINS_PROPERTIES_NV};
     vk_core_properties_amd core = {.type = TVK_TYPE_SHADER_CORE_PROPERTIES_AMD};
     vk_properties_2 properties = {.type = TVK_TYPE_PROPERTIES_2};
-    if (has_extension(host, vk, physical, "VK_NV_shader_sm_builtins")) {
+    if (tess_vk_has_extension(host, vk, physical, "VK_NV_shader_sm_builtins")) {
         properties.next = &sm;
         vk->GetPhysicalDeviceProperties2(physical, &properties);
         return sm.sm_count;
     }
-    if (has_extension(host, vk, physical, "VK_AMD_shader_core_properties")) {
+    if (tess_vk_has_extension(host, vk, physical, "VK_AMD_shader_core_properties")) {
         properties.next = &core;
         vk->GetPhysicalDeviceProperties2(physical, &properties);
         return core.engines * core.arrays_per_engine * core.units_per_array;
@@ -199,7 +202,7 @@ void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_
     const vk_properties *p = &found->properties;
     vk_driver_properties driver = {.type = TVK_TYPE_DRIVER_PROPERTIES};
     if (p->api_version >= VERSION(1, 2) ||
-        has_extension(host, vk, found->physical, "VK_KHR_driver_properties")) {
+        tess_vk_has_extension(host, vk, found->physical, "VK_KHR_driver_properties")) {
         vk_properties_2 properties = {.type = TVK_TYPE_PROPERTIES_2, .next = &driver};
         vk->GetPhysicalDeviceProperties2(found->physical, &properties);
     }

@@ -22,6 +22,8 @@
 #include "spirv/backward_rows_f16.h"
 #include "spirv/backward_rows_f32.h"
 #include "spirv/backward_rows_pairs.h"
+#include "spirv/coopmat_bf16.h"
+#include "spirv/coopmat_f16.h"
 #include "spirv/copy_pages_16.h"
 #include "spirv/copy_pages_32.h"
 #include "spirv/copy_pages_pairs.h"
@@ -68,6 +70,8 @@ static const module copy_modules[VK_MODULES] = MOVING_MODULES(copy_pages);
 /* By tess_backward_number. */
 static const module backward_modules[TESS_BACKWARD_STAGES][VK_MODULES] = {
     MODULES(backward_delta), MODULES(backward_rows), MODULES(backward_columns)};
+static const module matrix_modules[VK_DTYPES] = {
+    {NULL, 0}, MODULE(coopmat_f16), MODULE(coopmat_bf16)};
 static const module prepare_module = MODULE(prepare);
 
 /* ------------------------------------------------------------------ layouts */
@@ -149,12 +153,14 @@ static void store_cache(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ pipelines */
 
-/* Specialization constants 0 to 3 of a forward module: a portable shape. Those of backward's passes
- * have tiles instead of rows, and no number of keys. Constant 4 is the type of a module of pairs.
- * Drivers pass over constants that a module lacks. */
-typedef struct constants {
-    uint32_t dims, rows, keys, threads, dtype;
-} constants;
+typedef tess_vk_constants constants;
+
+/* Of a portable shape; those of backward's passes have tiles instead of rows, and no number of
+ * keys. Drivers pass over constants that a module lacks. */
+static constants shape_constants(uint32_t dims, uint32_t rows, uint32_t keys, uint32_t threads,
+                                 uint32_t dtype) {
+    return (constants){{dims, rows, keys, threads, dtype}};
+}
 
 /* A shader whose bindings are those of the device. */
 static vk_result make_shader(const tess_vk_device *d, uint32_t op, const module *m,
@@ -171,11 +177,15 @@ static vk_result make_shader(const tess_vk_device *d, uint32_t op, const module 
     return result;
 }
 
+/* `subgroup`: how many invocations those of the workgroup have, and no fewer; 0: any. */
 static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const constants *c,
-                          vk_handle *pipeline) {
-    static const vk_specialization_entry entries[] = {
-        {0, 0, 4}, {1, 4, 4}, {2, 8, 4}, {3, 12, 4}, {4, 16, 4}};
-    const vk_specialization_info specialization = {5, entries, sizeof(constants), c};
+                          uint32_t subgroup, vk_handle *pipeline) {
+    vk_specialization_entry entries[VK_CONSTANTS];
+    for (uint32_t n = 0; n < VK_CONSTANTS; n++)
+        entries[n] = (vk_specialization_entry){n, 4 * n, sizeof *c->word};
+    const vk_specialization_info specialization = {VK_CONSTANTS, entries, sizeof *c, c};
+    const vk_required_subgroup_size required = {.type = TVK_TYPE_REQUIRED_SUBGROUP_SIZE,
+                                                .size = subgroup};
     vk_handle shader = 0, made = 0;
     vk_result result = make_shader(d, op, m, &shader);
     if (result != TVK_SUCCESS)
@@ -183,6 +193,8 @@ static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const
     const vk_compute_pipeline_create_info info = {
         .type = TVK_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = {.type = TVK_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                  .next = subgroup ? &required : NULL,
+                  .flags = subgroup ? TVK_FULL_SUBGROUPS : 0,
                   .stage = TVK_SHADER_STAGE_COMPUTE,
                   .module = shader,
                   .entry = "main",
@@ -201,10 +213,11 @@ static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const
 /* Of modules for each type, the one that this device runs for c.dtype. */
 static tess_status find(tess_vk_device *d, uint32_t op, const module *modules, constants c,
                         vk_handle *kept, vk_handle *pipeline) {
-    const int pairs = c.dtype != TESS_F32 && !d->found.storage_16bit;
+    const uint32_t dtype = c.word[4];
+    const int pairs = dtype != TESS_F32 && !d->found.storage_16bit;
     pthread_mutex_lock(&d->pipeline_lock);
     const tess_status status =
-        *kept ? TESS_OK : create(d, op, &modules[pairs ? VK_PAIRS : c.dtype], &c, kept);
+        *kept ? TESS_OK : create(d, op, &modules[pairs ? VK_PAIRS : dtype], &c, 0, kept);
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
@@ -214,7 +227,7 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
                                      uint32_t dtype, vk_handle *pipeline) {
     static const tess_portable_variant *const variants[VK_VARIANTS] = {
         &tess_portable, &tess_portable_small, &tess_portable_few};
-    const constants c = {s->head_dim, s->rows, s->keys, s->threads, dtype};
+    const constants c = shape_constants(s->head_dim, s->rows, s->keys, s->threads, dtype);
     int variant = 0, bucket = 0;
     while (&variants[variant]->shapes[bucket] != s) {
         bucket = (bucket + 1) % TESS_PORTABLE_BUCKETS;
@@ -224,24 +237,36 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
                 &d->forward[variant][bucket][dtype], pipeline);
 }
 
+tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
+                                    const constants *c, vk_handle *pipeline) {
+    vk_handle *kept = &d->coopmat[shape][dtype];
+    pthread_mutex_lock(&d->pipeline_lock);
+    const tess_status status = *kept ? TESS_OK
+                                     : create(d, TESS_OP_FORWARD, &matrix_modules[dtype], c,
+                                              d->found.matrices.subgroup, kept);
+    *pipeline = *kept;
+    pthread_mutex_unlock(&d->pipeline_lock);
+    return status;
+}
+
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline) {
-    return find(d, TESS_OP_FORWARD, merge_modules, (constants){.dtype = dtype}, &d->merge[dtype],
-                pipeline);
+    return find(d, TESS_OP_FORWARD, merge_modules, shape_constants(0, 0, 0, 0, dtype),
+                &d->merge[dtype], pipeline);
 }
 
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *s,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline) {
-    const constants c = {s->head_dim, s->tile, 0, s->threads, dtype};
+    const constants c = shape_constants(s->head_dim, s->tile, 0, s->threads, dtype);
     return find(d, TESS_OP_BACKWARD, backward_modules[number], c,
                 &d->backward[number][s - tess_backward_shapes][dtype], pipeline);
 }
 
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
                                    vk_handle *pipeline) {
-    const constants c = {.dtype = dtype};
+    const constants c = shape_constants(0, 0, 0, 0, dtype);
     if (op == TESS_OP_MERGE) return find(d, op, parts_modules, c, &d->merge_parts[dtype], pipeline);
     if (op == TESS_OP_PREPARE)
-        return find(d, op, &prepare_module, (constants){.dtype = 0}, &d->prepare, pipeline);
+        return find(d, op, &prepare_module, shape_constants(0, 0, 0, 0, 0), &d->prepare, pipeline);
     const int n = tess_paging_bits(dtype) == 16, is_append = op == TESS_OP_APPEND;
     return find(d, op, is_append ? append_modules : copy_modules, c,
                 &(is_append ? d->append : d->copy_pages)[n], pipeline);
@@ -264,6 +289,9 @@ void tess_vk_pipelines_close(tess_vk_device *d) {
     vk_handle *backward = &d->backward[0][0][0];
     for (size_t n = 0; n < sizeof d->backward / sizeof *backward; n++)
         if (backward[n]) d->vk.DestroyPipeline(d->device, backward[n], NULL);
+    vk_handle *coopmat = &d->coopmat[0][0];
+    for (size_t n = 0; n < sizeof d->coopmat / sizeof *coopmat; n++)
+        if (coopmat[n]) d->vk.DestroyPipeline(d->device, coopmat[n], NULL);
     if (d->cache) d->vk.DestroyPipelineCache(d->device, d->cache, NULL);
     if (d->layout) d->vk.DestroyPipelineLayout(d->device, d->layout, NULL);
     if (d->set_layout) d->vk.DestroyDescriptorSetLayout(d->device, d->set_layout, NULL);

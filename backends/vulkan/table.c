@@ -8,11 +8,12 @@
 /* A row of the table of kernels. */
 typedef struct vk_row {
     tess_row_head head;
-    const tess_portable_variant *variant; /* NULL: it is of another operation */
+    const tess_portable_variant *variant; /* NULL: it has no portable shapes */
 } vk_row;
 
 /* The variants of the forward kernel come before all others. */
 static const vk_row kernels[] = {
+    {{TESS_OP_FORWARD, "coopmat", 0}, NULL},
     {{TESS_OP_FORWARD, "portable", 0}, &tess_portable},
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
     {{TESS_OP_BACKWARD, "portable", 0}, NULL},
@@ -23,7 +24,8 @@ static const vk_row kernels[] = {
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
-enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64 };
+/* MATRIX_SPEED: how many times as fast as portable the kernel on matrix units is. */
+enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8 };
 
 /* Why the device cannot run a shape, or NULL. */
 static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s,
@@ -66,15 +68,43 @@ static const char *backward_refusal(const tess_vk_device *d, const tess_kernel_k
     return shape_refusal(d, &as, buffer, size);
 }
 
+/* Why the kernel on matrix units refuses a device, or a key. */
+static const char *matrix_refusal(const tess_vk_device *d, const tess_kernel_key *key, char *buffer,
+                                  size_t size) {
+    const tess_vk_matrices *m = &d->found.matrices;
+    const int none = !m->product[TESS_F16].m && !(m->bfloat16 && m->product[TESS_BF16].m);
+    tess_portable_shape shape;
+    if (m->missing[0]) return m->missing;
+    if (!d->found.storage_16bit) return "the device has no storageBuffer16BitAccess";
+    if (none) return "no size of float16 or bfloat16 matrices with float32 results fits";
+    const char *why = key ? tess_portable_refusal(key) : NULL;
+    if (why || !key) return why;
+    if (key->dtype == TESS_F32) return "dtype is f32, and matrices are of f16 or bf16";
+    if (tess_portable_has_codes(key->kv_dtype)) return "K and V are codes of 8 bits";
+    if (key->head_dim > VK_MATRIX_DIMS) return "head_dim is larger than 128";
+    if (key->dtype == TESS_BF16 && !m->bfloat16)
+        return "dtype is bf16, and shaderBFloat16CooperativeMatrix is missing";
+    if (!m->product[key->dtype].m) return "no size of matrices of this dtype fits";
+    /* Batch-invariant plans, which do not tell lengths, ask about the fewest rows and mean all. */
+    if (key->max_kv_len <= INT32_MAX / 2 && tess_portable_choose(&tess_portable, key)->few)
+        return "rows are few: portable reads K and V at the speed of the memory";
+    tess_vk_matrix_shape(d, key, &shape);
+    if (shape.keys * shape.head_dim / 8 % shape.threads) return "subgroups are too large";
+    return shape_refusal(d, &shape, buffer, size);
+}
+
+static int is_matrix(const vk_row *row) { return row->head.op == TESS_OP_FORWARD && !row->variant; }
+
 static const char *refuses(const tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
                            char *buffer, size_t size) {
     static const tess_portable_shape step = {.threads = TESS_PREPARE_GROUP,
                                              .shared_bytes = TESS_PREPARE_SHARED_BYTES};
+    const char *why = is_matrix(row) ? matrix_refusal(d, key, buffer, size) : NULL;
+    if (why) return why;
     if (row->head.op == TESS_OP_PREPARE) return shape_refusal(d, &step, buffer, size);
     if (!key && row->head.op == TESS_OP_BACKWARD) return backward_refusal(d, NULL, buffer, size);
     if (!key) return row->variant ? shape_refusal(d, row->variant->shapes, buffer, size) : NULL;
-    const char *why =
-        tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
+    why = tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
     if (why) return why;
     if (key->max_in_flight > MOST_IN_FLIGHT) {
         snprintf(buffer, size, "max_in_flight %u is more than %d", key->max_in_flight,
@@ -108,12 +138,19 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
 /* Pipelines and resources of an accepted problem. */
 static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, const vk_row *row,
                                    tess_kernel *kernel) {
-    const tess_portable_shape *shape = tess_portable_choose(row->variant, key);
     vk_handle forward, merge;
     tess_vk_state *state;
     uint64_t jobs_per_submission;
     uint32_t submissions;
-    TESS_RETURN_IF_ERROR(tess_vk_forward_pipeline(d, shape, key->dtype, &forward));
+    tess_portable_shape own;
+    const tess_portable_shape *shape = &own;
+    if (row->variant) {
+        shape = tess_portable_choose(row->variant, key);
+        TESS_RETURN_IF_ERROR(tess_vk_forward_pipeline(d, shape, key->dtype, &forward));
+    } else {
+        tess_vk_matrix_shape(d, key, &own);
+        TESS_RETURN_IF_ERROR(tess_vk_matrix_prepare(d, key, &own, &forward));
+    }
     TESS_RETURN_IF_ERROR(tess_vk_merge_pipeline(d, key->dtype, &merge));
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
     TESS_RETURN_IF_ERROR(
@@ -122,6 +159,7 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
     tess_portable_describe(shape, key, tess_vk_parallel_jobs(d), kernel);
+    if (!row->variant) kernel->costs.step_ns /= MATRIX_SPEED;
     kernel->state = state;
     return TESS_OK;
 }
@@ -165,10 +203,15 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     if (index >= ROWS) return TESS_ERROR_INVALID;
     const vk_row *row = &kernels[index];
     const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
-    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    const int accepts = tess_row_answer(&row->head, key, why, info);
+    /* Matrices of lavapipe are as slow as anything else on it. */
+    const tess_vk_device *d = device;
+    if (is_matrix(row) && d->found.properties.kind == TVK_DEVICE_CPU)
+        info->flags |= TESS_KERNEL_ONLY_NAMED;
+    if (!accepts || !kernel) return TESS_OK;
     kernel->impl = row;
     kernel->release = tess_vk_state_release;
     if (row->head.op == TESS_OP_BACKWARD) return prepare_backward(device, key, kernel);
-    return row->variant ? prepare_forward(device, key, row, kernel)
-                        : prepare_other(device, key, kernel);
+    return row->head.op == TESS_OP_FORWARD ? prepare_forward(device, key, row, kernel)
+                                           : prepare_other(device, key, kernel);
 }

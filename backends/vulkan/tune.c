@@ -3,7 +3,8 @@
  * not the best (docs/tune.md). */
 #include "vk.h"
 
-#define SMALL_FIRST " kernel=vulkan/portable_small,vulkan/portable "
+/* Matrix units come first, where there are any, as they do without a rule. */
+#define SMALL_FIRST " kernel=vulkan/coopmat,vulkan/portable_small,vulkan/portable "
 
 const char tess_vk_tune[] =
     "tessera-tune 1\n"

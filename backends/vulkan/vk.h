@@ -22,6 +22,7 @@ enum {
     VK_MODULES = 4,
     VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
+    VK_MATRIX_SHAPES = 2, /* of the kernel on matrix units */
     VK_LEAST_BUFFERS = 4, /* storage buffers of a stage: slots.c */
 };
 
@@ -31,6 +32,16 @@ enum { VK_ATTENTION, VK_PAGING, VK_PREPARE, VK_FAMILIES };
 /* Limit of each wait that the application did not ask for. */
 #define VK_WAIT_LIMIT_NS UINT64_C(600000000000)
 
+/* Matrix products of subgroups: coopmat.c. */
+typedef struct tess_vk_matrices {
+    char missing[80]; /* what the kernel needs and the device lacks; empty: nothing */
+    vk_bool bfloat16; /* the type is there */
+    uint32_t subgroup;
+    struct {
+        uint32_t m, n, k; /* 0: no size that the kernel takes */
+    } product[VK_DTYPES];
+} tess_vk_matrices;
+
 /* What is known of a physical device before anything is opened on it. */
 typedef struct tess_vk_found {
     vk_physical physical;
@@ -38,6 +49,7 @@ typedef struct tess_vk_found {
     uint32_t family;         /* has compute; preferably without graphics */
     uint32_t timestamp_bits; /* 0: that family has no timestamps */
     vk_bool storage_16bit;
+    tess_vk_matrices matrices;
     char refusal[80]; /* why it cannot be used, where the reason holds a number */
 } tess_vk_found;
 
@@ -94,6 +106,7 @@ typedef struct tess_vk_device {
     vk_handle merge_parts[VK_DTYPES];
     vk_handle prepare;
     vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
+    vk_handle coopmat[VK_MATRIX_SHAPES][VK_DTYPES];
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -108,6 +121,8 @@ tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance in
 const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_found *found);
 void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found,
                          char *text, size_t size);
+int tess_vk_has_extension(const tess_host *host, const vk_api *vk, vk_physical physical,
+                          const char *name);
 uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physical physical);
 tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
@@ -156,6 +171,14 @@ void tess_vk_pipelines_close(tess_vk_device *d);
 tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shape *shape,
                                      uint32_t dtype, vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
+/* Specialization constants of a module (kernels/bindings.h), by their number. Constant 3 is the
+ * threads of a workgroup, and 4 the type of a module of pairs. */
+enum { VK_CONSTANTS = 10 };
+typedef struct tess_vk_constants {
+    uint32_t word[VK_CONSTANTS];
+} tess_vk_constants;
+tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
+                                    const tess_vk_constants *constants, vk_handle *pipeline);
 /* of a stage of backward, by tess_backward_number */
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *shape,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline);
@@ -201,6 +224,26 @@ tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint
 void tess_vk_state_release(tess_kernel *kernel);
 /* Finds resources that no run uses, their fence unsignalled; BUSY. */
 tess_status tess_vk_resources_take(tess_vk_state *state, uint32_t *index);
+
+/* coopmat.c: the forward kernel on matrix units. */
+enum { VK_MATRIX_EXTENSIONS = 5 }; /* the last one is for bfloat16 */
+extern const char *const tess_vk_matrix_extensions[VK_MATRIX_EXTENSIONS];
+/* What vkCreateDevice is given to enable all that the kernel needs. */
+typedef struct tess_vk_matrix_chain {
+    vk_matrix_features matrix;
+    vk_memory_model_features memory;
+    vk_float16_features half;
+    vk_subgroup_size_features subgroups;
+    vk_bfloat16_features bfloat16;
+} tess_vk_matrix_chain;
+void tess_vk_matrix_chain_make(tess_vk_matrix_chain *chain, int bfloat16);
+void tess_vk_matrices_find(const tess_host *host, const vk_api *vk, tess_vk_found *found);
+/* The shape that takes a key of float16 or bfloat16. */
+enum { VK_MATRIX_DIMS = 128 }; /* largest head_dim */
+void tess_vk_matrix_shape(const tess_vk_device *d, const tess_kernel_key *key,
+                          tess_portable_shape *shape);
+tess_status tess_vk_matrix_prepare(tess_vk_device *d, const tess_kernel_key *key,
+                                   const tess_portable_shape *shape, vk_handle *pipeline);
 
 /* table.c */
 /* Which kernels are tried first on which device (docs/tune.md). */

@@ -37,10 +37,16 @@ struct VkQueue_T;
 
 /* Features and extensions that the application enabled on the device. Vulkan does not let anyone
  * else find out. Without STORAGE_16BIT float16 and bfloat16 move as words of two, at even places;
- * without TIMELINE semaphores have no values. */
+ * without TIMELINE semaphores have no values; without MATRIX there is no
+ * kernel on matrix units. */
 enum {
     TESS_VULKAN_STORAGE_16BIT = 1u << 0, /* storageBuffer16BitAccess */
     TESS_VULKAN_TIMELINE = 1u << 1,      /* timelineSemaphore */
+    /* cooperativeMatrix, vulkanMemoryModel, shaderFloat16, subgroupSizeControl and
+     * computeFullSubgroups; and with MATRIX_BF16 shaderBFloat16Type and
+     * shaderBFloat16CooperativeMatrix. Their extensions, too, where they are not of the version. */
+    TESS_VULKAN_MATRIX = 1u << 2,
+    TESS_VULKAN_MATRIX_BF16 = 1u << 3,
 };
 
 /*

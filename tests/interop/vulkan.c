@@ -717,6 +717,35 @@ static void test_without_features(void **state) {
     tess_device_release(device);
 }
 
+/* The kernel on matrix units wants to be told that its features were enabled, and does not believe
+ * all that it is told. */
+static void test_matrix_features(void **state) {
+    app *a = *state;
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    uint32_t count = 256, has_matrices = 0;
+    static VkExtensionProperties all[256];
+    vkEnumerateDeviceExtensionProperties(a->physical, NULL, &count, all);
+    for (uint32_t n = 0; n < count; n++)
+        has_matrices |= strcmp(all[n].extensionName, "VK_KHR_cooperative_matrix") == 0;
+    assert_int_equal(problem_plan_desc(&a->t.p, &desc, &cu), 0);
+    desc.dtype = TESS_F16;
+    desc.kernel = "vulkan/coopmat";
+    for (uint32_t told = 0; told < 2 - has_matrices; told++) {
+        tess_device *device = NULL;
+        tess_plan *plan = NULL;
+        tess_vulkan_device n = native_of(a);
+        if (told) n.features |= TESS_VULKAN_MATRIX | TESS_VULKAN_MATRIX_BF16;
+        assert_ok(wrap(a, &n, &device));
+        assert_int_equal(tess_plan_create(device, a->t.layout, &desc, &plan),
+                         TESS_ERROR_UNSUPPORTED);
+        assert_error_has(told ? "the driver has no VK_KHR_cooperative_matrix"
+                              : "TESS_VULKAN_MATRIX is not among native.features");
+        tess_device_release(device);
+    }
+    free(cu);
+}
+
 static void test_bad_streams(void **state) {
     app *a = *state;
     job j;
@@ -802,6 +831,7 @@ int main(void) {
             TEST_ON(a, test_bad_natives),
             TEST_ON(a, test_bad_streams),
             TEST_ON(a, test_without_features),
+            TEST_ON(a, test_matrix_features),
             TEST_ON(a, test_range_limit),
         };
         failed += cmocka_run_group_tests(tests, NULL, NULL);

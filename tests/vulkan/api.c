@@ -186,6 +186,47 @@ SIZE(vk_timeline_submit_info, VkTimelineSemaphoreSubmitInfo);
 AT(vk_timeline_submit_info, wait_values, VkTimelineSemaphoreSubmitInfo, pWaitSemaphoreValues);
 AT(vk_timeline_submit_info, signal_values, VkTimelineSemaphoreSubmitInfo, pSignalSemaphoreValues);
 
+TYPE(FLOAT16_INT8_FEATURES, PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES);
+TYPE(MEMORY_MODEL_FEATURES, PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES);
+TYPE(SUBGROUP_SIZE_FEATURES, PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES);
+TYPE(SUBGROUP_SIZE_PROPERTIES, PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES);
+TYPE(REQUIRED_SUBGROUP_SIZE, PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO);
+VALUE(FULL_SUBGROUPS, PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT);
+SIZE(vk_float16_features, VkPhysicalDeviceShaderFloat16Int8Features);
+AT(vk_float16_features, float16, VkPhysicalDeviceShaderFloat16Int8Features, shaderFloat16);
+SIZE(vk_memory_model_features, VkPhysicalDeviceVulkanMemoryModelFeatures);
+AT(vk_memory_model_features, memory_model, VkPhysicalDeviceVulkanMemoryModelFeatures,
+   vulkanMemoryModel);
+SIZE(vk_subgroup_size_features, VkPhysicalDeviceSubgroupSizeControlFeatures);
+AT(vk_subgroup_size_features, full_subgroups, VkPhysicalDeviceSubgroupSizeControlFeatures,
+   computeFullSubgroups);
+SIZE(vk_subgroup_size_properties, VkPhysicalDeviceSubgroupSizeControlProperties);
+AT(vk_subgroup_size_properties, stages, VkPhysicalDeviceSubgroupSizeControlProperties,
+   requiredSubgroupSizeStages);
+SIZE(vk_required_subgroup_size, VkPipelineShaderStageRequiredSubgroupSizeCreateInfo);
+
+/* Later than some headers. */
+#ifdef VK_KHR_cooperative_matrix
+VK_MATRIX_FUNCTIONS(EXISTS)
+TYPE(MATRIX_FEATURES, PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
+TYPE(MATRIX_PROPERTIES, COOPERATIVE_MATRIX_PROPERTIES_KHR);
+VALUE(SCOPE_SUBGROUP, SCOPE_SUBGROUP_KHR);
+VALUE(COMPONENT_FLOAT16, COMPONENT_TYPE_FLOAT16_KHR);
+VALUE(COMPONENT_FLOAT32, COMPONENT_TYPE_FLOAT32_KHR);
+SIZE(vk_matrix_features, VkPhysicalDeviceCooperativeMatrixFeaturesKHR);
+AT(vk_matrix_features, matrix, VkPhysicalDeviceCooperativeMatrixFeaturesKHR, cooperativeMatrix);
+SIZE(vk_matrix_properties, VkCooperativeMatrixPropertiesKHR);
+AT(vk_matrix_properties, result, VkCooperativeMatrixPropertiesKHR, ResultType);
+AT(vk_matrix_properties, scope, VkCooperativeMatrixPropertiesKHR, scope);
+#endif
+#ifdef VK_KHR_shader_bfloat16
+TYPE(BFLOAT16_FEATURES, PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
+VALUE(COMPONENT_BFLOAT16, COMPONENT_TYPE_BFLOAT16_KHR);
+SIZE(vk_bfloat16_features, VkPhysicalDeviceShaderBfloat16FeaturesKHR);
+AT(vk_bfloat16_features, matrix, VkPhysicalDeviceShaderBfloat16FeaturesKHR,
+   shaderBFloat16CooperativeMatrix);
+#endif
+
 int main(void) {
     puts("the declarations agree with vulkan_core.h");
     return 0;

@@ -20,19 +20,22 @@
 #include "shim.h"
 
 /* The functions of the library, by the names of shim.h. */
-#define SHIM_FUNCTIONS(X)                                     \
-    X(reset, void, (long at, int stays, int result))          \
-    X(calls, long, (void))                                    \
-    X(failures, long, (void))                                 \
-    X(live, long, (char *text, size_t size))                  \
-    X(failed, const char *, (void))                           \
-    X(pretend, void, (int device_kind, unsigned most_groups)) \
-    X(pretend_buffers, void, (unsigned most))                 \
-    X(pretend_wide_only, void, (int is))                      \
-    X(pretend_vendor, void, (unsigned vendor))                \
-    X(submits, long, (void))                                  \
-    X(rows, long, (void))                                     \
-    X(signalled, long, (void))                                \
+#define SHIM_FUNCTIONS(X)                                                         \
+    X(reset, void, (long at, int stays, int result))                              \
+    X(calls, long, (void))                                                        \
+    X(failures, long, (void))                                                     \
+    X(live, long, (char *text, size_t size))                                      \
+    X(failed, const char *, (void))                                               \
+    X(pretend, void, (int device_kind, unsigned most_groups))                     \
+    X(pretend_buffers, void, (unsigned most))                                     \
+    X(pretend_wide_only, void, (int is))                                          \
+    X(pretend_vendor, void, (unsigned vendor))                                    \
+    X(pretend_matrices, void,                                                     \
+      (unsigned m, unsigned n, unsigned k, unsigned result, const char *without)) \
+    X(pretend_shared, void, (unsigned bytes))                                     \
+    X(submits, long, (void))                                                      \
+    X(rows, long, (void))                                                         \
+    X(signalled, long, (void))                                                    \
     X(cache_bytes, size_t, (void))
 static struct {
 #define MEMBER(name, result, parameters) result(*name) parameters;
@@ -504,6 +507,34 @@ static void test_cache(void **state) {
     assert_true(shim.cache_bytes() > 0);
 }
 
+/* Makes a plan on the kernel on matrix units and returns the status. */
+static tess_status plan_on_matrices(const char *line) {
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    tess_layout *layout = NULL;
+    tess_plan *plan = NULL;
+    tess_plan_desc plan_desc;
+    int64_t *cu = NULL;
+    char error[256];
+    problem p;
+    const tess_runtime_desc desc = {
+        .struct_size = sizeof desc, .log = test_log_nothing, .kernel = "vulkan/coopmat"};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    assert_ok(tess_runtime_create(&desc, &runtime));
+    assert_ok(tess_device_open(runtime, &open, &device));
+    assert_ok(problem_layout(&p, runtime, &layout));
+    assert_int_equal(problem_plan_desc(&p, &plan_desc, &cu), 0);
+    const tess_status status = tess_plan_create(device, layout, &plan_desc, &plan);
+    free(cu);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    problem_free(&p);
+    return status;
+}
+
 static void plan_kernel(const char *line, char kernel[64]) {
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
@@ -557,6 +588,61 @@ static void test_tune(void **state) {
     assert_string_equal(kernel, "vulkan/portable");
 }
 
+/* Matrices announced in every way that their kernel cannot use: each is refused by name, and so is
+ * each problem. */
+static void test_matrices(void **state) {
+    (void)state;
+    enum { F16 = 0, F32 = 1, MANY = 65536 };
+    static const char usual[] = "pattern=dense heads=1 q_len=40 head_dim=128 dtype=f16";
+    static const struct {
+        unsigned m, n, k, result, shared, wide_only;
+        const char *without, *line, *why;
+    } cases[] = {
+        {8, 8, 8, F32, MANY, 0, "VK_KHR_cooperative_matrix", usual, "no VK_KHR_cooperative_matrix"},
+        {8, 8, 8, F32, MANY, 0, "VK_EXT_subgroup_size_control", usual, "no VK_EXT_subgroup_size"},
+        {8, 8, 8, F32, MANY, 0, "cooperativeMatrix", usual, "no cooperativeMatrix"},
+        {8, 8, 8, F32, MANY, 0, "vulkanMemoryModel", usual, "no vulkanMemoryModel"},
+        {8, 8, 8, F32, MANY, 0, "shaderFloat16", usual, "no shaderFloat16"},
+        {8, 8, 8, F32, MANY, 0, "subgroupSizeControl", usual, "no subgroupSizeControl"},
+        {8, 8, 8, F32, MANY, 0, "computeFullSubgroups", usual, "no computeFullSubgroups"},
+        {8, 8, 8, F32, MANY, 1, NULL, usual, "no storageBuffer16BitAccess"},
+        {8, 8, 8, F16, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
+        {12, 8, 8, F32, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
+        {8, 8, 24, F32, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
+        {16, 16, 16, F32, 16000, 0, NULL, usual, "bytes of shared memory, maxComputeSharedMemory"},
+        {8, 8, 8, F32, MANY, 0, NULL, "pattern=dense heads=1 q_len=40 head_dim=128 dtype=f32",
+         "dtype is f32"},
+        {8, 8, 8, F32, MANY, 0, NULL, "pattern=dense heads=1 q_len=40 head_dim=128 dtype=bf16",
+         "shaderBFloat16CooperativeMatrix"},
+        {8, 8, 8, F32, MANY, 0, NULL, "pattern=dense heads=1 q_len=40 head_dim=136 dtype=f16",
+         "head_dim is larger than 128"},
+        {8, 8, 8, F32, MANY, 0, NULL, "pattern=dense heads=1 q_len=16 head_dim=64 dtype=f16",
+         "rows are few"},
+        {8, 8, 8, F32, MANY, 0, NULL,
+         "op=decode pattern=dense heads=1 q_len=40 kv_len=64 head_dim=64 dtype=f16 kv_dtype=i8",
+         "codes of 8 bits"},
+        {8, 8, 8, F32, MANY, 0, NULL, usual, "does not compile"}};
+    shim.reset(0, 0, 0);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        shim.pretend_matrices(cases[n].m, cases[n].n, cases[n].k, cases[n].result,
+                              cases[n].without);
+        shim.pretend_shared(cases[n].shared);
+        shim.pretend_wide_only((int)cases[n].wide_only);
+        assert_int_equal(plan_on_matrices(cases[n].line), TESS_ERROR_UNSUPPORTED);
+        assert_error_has(cases[n].why);
+    }
+    /* Where the kernel does not compile, the next row takes the problem, and the log says why. */
+    char kernel[64];
+    shim.pretend(DISCRETE, 0);
+    plan_kernel(usual, kernel);
+    assert_string_equal(kernel, "vulkan/portable");
+    assert_non_null(strstr(test_logged, "the driver does not compile the kernel"));
+    shim.pretend(0, 0);
+    shim.pretend_matrices(0, 0, 0, 0, NULL);
+    shim.pretend_shared(0);
+    shim.pretend_wide_only(0);
+}
+
 /* Whether there is a device to test on at all. */
 static int have_device(void) {
     tess_runtime *runtime = NULL;
@@ -594,6 +680,6 @@ int main(int argc, char **argv) {
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
                      TEST(test_tune), TEST(test_few_buffers), TEST(test_few_buffers_memory),
-                     TEST(test_wide_only), TEST(test_host_memory), TEST(test_out_of_memory),
-                     TEST(test_lost));
+                     TEST(test_wide_only), TEST(test_matrices), TEST(test_host_memory),
+                     TEST(test_out_of_memory), TEST(test_lost));
 }

@@ -40,14 +40,17 @@ static atomic_long calls, failures, live[KINDS];
 static long fail_at;
 static int sticky, code;
 static char failed_name[64];
-static int kind;           /* of device to pretend; 0: the truth */
-static uint32_t width;     /* most workgroups in a row of the grid; 0: the truth */
-static uint32_t buffers;   /* storage buffers of a stage; 0: the truth */
-static uint32_t vendor;    /* of the device to pretend; 0: the truth */
-static int wide_only;      /* buffers have no elements of 16 bits */
-static long submits, rows; /* submissions; dispatches of several rows of workgroups */
-static long signalled;     /* submissions with a fence that is signalled already */
-static size_t cache_bytes; /* that the last pipeline cache began with */
+static int kind;                      /* of device to pretend; 0: the truth */
+static uint32_t width;                /* most workgroups in a row of the grid; 0: the truth */
+static uint32_t buffers;              /* storage buffers of a stage; 0: the truth */
+static uint32_t vendor;               /* of the device to pretend; 0: the truth */
+static int wide_only;                 /* buffers have no elements of 16 bits */
+static uint32_t shared;               /* bytes of workgroup memory; 0: the truth */
+static vk_matrix_properties matrices; /* the only size to pretend; m = 0: the truth */
+static char without[64];              /* ... but this extension or feature is missing */
+static long submits, rows;            /* submissions; dispatches of several rows of workgroups */
+static long signalled;                /* submissions with a fence that is signalled already */
+static size_t cache_bytes;            /* that the last pipeline cache began with */
 
 void shim_pretend(int device_kind, unsigned most_groups) {
     kind = device_kind;
@@ -56,6 +59,19 @@ void shim_pretend(int device_kind, unsigned most_groups) {
 void shim_pretend_buffers(unsigned most) { buffers = most; }
 void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
+void shim_pretend_shared(unsigned bytes) { shared = bytes; }
+void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, const char *lacks) {
+    matrices = (vk_matrix_properties){.type = TVK_TYPE_MATRIX_PROPERTIES,
+                                      .m = m,
+                                      .n = n,
+                                      .k = k,
+                                      .a = TVK_COMPONENT_FLOAT16,
+                                      .b = TVK_COMPONENT_FLOAT16,
+                                      .c = result,
+                                      .result = result,
+                                      .scope = TVK_SCOPE_SUBGROUP};
+    snprintf(without, sizeof without, "%s", lacks ? lacks : "");
+}
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
 long shim_signalled(void) { return signalled; }
@@ -124,13 +140,52 @@ CREATE(CreateInstance, INSTANCE,
        (info, allocator, out))
 FORWARD(EnumeratePhysicalDevices, (vk_instance instance, uint32_t *count, vk_physical *out),
         (instance, count, out))
-FORWARD(EnumerateDeviceExtensionProperties,
-        (vk_physical physical, const char *layer, uint32_t *count, vk_extension_properties *out),
-        (physical, layer, count, out))
+/* What comes with matrices, after what the device has. */
+static vk_result shim_EnumerateDeviceExtensionProperties(vk_physical physical, const char *layer,
+                                                         uint32_t *count,
+                                                         vk_extension_properties *out) {
+    static const char *const names[] = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model",
+                                        "VK_KHR_shader_float16_int8",
+                                        "VK_EXT_subgroup_size_control"};
+    enum { NAMES = sizeof names / sizeof *names };
+    if (fails("EnumerateDeviceExtensionProperties")) return code;
+    uint32_t own = *count, used = 0;
+    const vk_result result =
+        real.EnumerateDeviceExtensionProperties(physical, layer, &own, matrices.m ? NULL : out);
+    if (!matrices.m || result != TVK_SUCCESS) {
+        *count = own;
+        return result;
+    }
+    /* Nothing else that it has is of interest. */
+    for (int n = 0; n < NAMES && out; n++)
+        if (strcmp(names[n], without) != 0)
+            snprintf(out[used++].name, sizeof out->name, "%s", names[n]);
+    *count = out ? used : NAMES;
+    return TVK_SUCCESS;
+}
+static vk_result shim_GetPhysicalDeviceCooperativeMatrixPropertiesKHR(vk_physical physical,
+                                                                      uint32_t *count,
+                                                                      vk_matrix_properties *out) {
+    if (!matrices.m)
+        return real.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(physical, count, out);
+    *count = 1;
+    *out = matrices;
+    return TVK_SUCCESS;
+}
+static vk_result real_create_device(vk_physical physical, const vk_device_create_info *info,
+                                    const void *allocator, vk_device *out) {
+    if (!matrices.m) return real.CreateDevice(physical, info, allocator, out);
+    vk_device_create_info own = *info;
+    vk_16bit_features narrow = *(const vk_16bit_features *)info->next;
+    narrow.next = NULL;
+    own.next = &narrow;
+    own.extension_count = 0;
+    return real.CreateDevice(physical, &own, allocator, out);
+}
 static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_info *info,
                                    const void *allocator, vk_device *out) {
     const vk_result result =
-        fails("CreateDevice") ? code : real.CreateDevice(physical, info, allocator, out);
+        fails("CreateDevice") ? code : real_create_device(physical, info, allocator, out);
     if (result != TVK_SUCCESS) {
         memset(out, 0xff, sizeof *out);
         return result;
@@ -158,11 +213,35 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     if (vendor) out->vendor = vendor;
     if (buffers) out->limits.max_stage_storage_buffers = buffers;
     if (width) out->limits.max_group_count[0] = width;
+    if (shared) out->limits.max_shared_bytes = shared;
 }
+static void shim_GetPhysicalDeviceProperties2(vk_physical physical, vk_properties_2 *out) {
+    real.GetPhysicalDeviceProperties2(physical, out);
+    vk_subgroup_size_properties *sizes = out->next;
+    if (matrices.m && sizes && sizes->type == TVK_TYPE_SUBGROUP_SIZE_PROPERTIES) {
+        sizes->least = 8;
+        sizes->stages = TVK_SHADER_STAGE_COMPUTE;
+    }
+}
+static vk_bool lacks(const char *name) { return strcmp(without, name) == 0; }
 static void shim_GetPhysicalDeviceFeatures2(vk_physical physical, vk_features_2 *out) {
     real.GetPhysicalDeviceFeatures2(physical, out);
     vk_16bit_features *narrow = out->next;
     if (wide_only && narrow && narrow->type == TVK_TYPE_16BIT_STORAGE_FEATURES) narrow->storage = 0;
+    if (!matrices.m) return;
+    for (vk_features_2 *each = out->next; each; each = each->next) {
+        void *one = each;
+        if (each->type == TVK_TYPE_MATRIX_FEATURES)
+            ((vk_matrix_features *)one)->matrix = !lacks("cooperativeMatrix");
+        if (each->type == TVK_TYPE_MEMORY_MODEL_FEATURES)
+            ((vk_memory_model_features *)one)->memory_model = !lacks("vulkanMemoryModel");
+        if (each->type == TVK_TYPE_FLOAT16_INT8_FEATURES)
+            ((vk_float16_features *)one)->float16 = !lacks("shaderFloat16");
+        if (each->type == TVK_TYPE_SUBGROUP_SIZE_FEATURES) {
+            ((vk_subgroup_size_features *)one)->size_control = !lacks("subgroupSizeControl");
+            ((vk_subgroup_size_features *)one)->full_subgroups = !lacks("computeFullSubgroups");
+        }
+    }
 }
 CREATE(AllocateMemory, MEMORY,
        (vk_device device, const vk_memory_allocate_info *info, const void *allocator,
@@ -194,10 +273,24 @@ FORWARD(GetQueryPoolResults,
         (vk_device device, vk_handle pool, uint32_t first, uint32_t count, size_t size, void *data,
          uint64_t stride, uint32_t flags),
         (device, pool, first, count, size, data, stride, flags))
-CREATE(CreateShaderModule, SHADER,
-       (vk_device device, const vk_shader_module_create_info *info, const void *allocator,
-        vk_handle *out),
-       (device, info, allocator, out))
+/* The words of a module that needs cooperative matrices hold OpCapability of them. */
+static int needs_matrices(const vk_shader_module_create_info *info) {
+    enum { OP_CAPABILITY = 2 << 16 | 17, COOPERATIVE_MATRIX = 6022, HEADER = 5 };
+    for (size_t n = HEADER; n + 1 < info->bytes / 4 && info->code[n] == OP_CAPABILITY; n += 2)
+        if (info->code[n + 1] == COOPERATIVE_MATRIX) return 1;
+    return 0;
+}
+static vk_result shim_CreateShaderModule(vk_device device, const vk_shader_module_create_info *info,
+                                         const void *allocator, vk_handle *out) {
+    vk_result result = fails("CreateShaderModule") ? code : TVK_ERROR_UNKNOWN;
+    if (result == TVK_ERROR_UNKNOWN && !(matrices.m && needs_matrices(info)))
+        result = real.CreateShaderModule(device, info, allocator, out);
+    if (result == TVK_SUCCESS)
+        atomic_fetch_add(&live[SHADER], 1);
+    else
+        memset(out, 0xff, sizeof *out);
+    return result;
+}
 static vk_result shim_CreatePipelineCache(vk_device device,
                                           const vk_pipeline_cache_create_info *info,
                                           const void *allocator, vk_handle *out) {
@@ -268,7 +361,8 @@ static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name);
 
 /* The intercepting function for a real one, which is noted. */
 static vk_function intercept(const char *name, vk_function found) {
-    if (!found) return NULL;
+    static const char of_matrices[] = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR";
+    if (!found && !(matrices.m && strcmp(name, of_matrices) == 0)) return NULL;
 #define TAKE(function)                                      \
     if (strcmp(name, "vk" #function) == 0) {                \
         memcpy(&real.function, &found, sizeof found);       \
@@ -288,6 +382,8 @@ static vk_function intercept(const char *name, vk_function found) {
     TAKE(QueueSubmit)
     TAKE(CmdDispatch)
     TAKE(GetPhysicalDeviceProperties)
+    TAKE(GetPhysicalDeviceProperties2)
+    TAKE(GetPhysicalDeviceCooperativeMatrixPropertiesKHR)
     TAKE(GetPhysicalDeviceFeatures2)
     TAKE(AllocateMemory)
     TAKE(FreeMemory)

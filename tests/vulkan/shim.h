@@ -26,7 +26,13 @@ SHIM_API void shim_pretend_buffers(unsigned most);
 /* no storageBuffer16BitAccess */
 SHIM_API void shim_pretend_wide_only(int is);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
-SHIM_API long shim_submits(void);                   /* submissions of commands so far */
+/* Matrices of m x n x k float16 with results of `result` (VkComponentTypeKHR), and all that goes
+ * with them but the extension or feature `without`, of subgroups of 8. Their kernel does not
+ * compile. m = 0: the truth. */
+SHIM_API void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result,
+                                    const char *without);
+SHIM_API void shim_pretend_shared(unsigned bytes); /* of a workgroup at most; 0: the truth */
+SHIM_API long shim_submits(void);                  /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */
 SHIM_API long shim_rows(void);
 SHIM_API long shim_signalled(void);     /* submissions so far whose fence was not reset */

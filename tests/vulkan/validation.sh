@@ -11,6 +11,7 @@ found=
 for folder in /usr/share /usr/local/share /etc ${VULKAN_SDK:+"$VULKAN_SDK/share"}; do
   ls "$folder"/vulkan/explicit_layer.d/*"$layer".json >/dev/null 2>&1 && found=1
 done
+ls "${VK_LAYER_PATH:-/nonexistent}"/*"$layer".json >/dev/null 2>&1 && found=1
 [ -n "$found" ] || { echo "skipped: the validation layer is not installed"; exit 77; }
 {
   echo "$layer.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG"

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The forward kernel on matrix units (VK_KHR_cooperative_matrix), for float16 (TESS_DTYPE 1) and
+ * bfloat16 (2, with VK_KHR_shader_bfloat16). One workgroup takes one job and a subgroup
+ * SUBGROUP_ROWS rows of its tile, with Q and O in matrices all the while. K and V come in stages of
+ * KEYS keys, in rows that are 16 bytes longer than they need to be: neighbours begin in different
+ * banks.
+ *
+ * Nobody says which elements of a matrix an invocation holds, so whatever the softmax does is done
+ * to all elements alike:
+ *   - the exponentials' reference, one value a row, is a matrix whose columns are all the same:
+ *     a column loaded with stride 0;
+ *   - row sums are added up element by element, and over columns only at the end;
+ *   - row maxima are compared with the reference element by element. Only where one exceeds it by
+ *     2^8, which is rare, maxima go through shared memory, and the reference of these rows rises.
+ * P becomes an operand where both kinds of matrices turn out to have the same layout, which the
+ * kernel finds out by loading numbered elements, and goes through shared memory where they have
+ * not. What a subgroup keeps in shared memory is of its own rows, behind barriers of its own.
+ *
+ * Masks are found for whole matrices first: whether all of their rows keep all of their keys, or
+ * none keeps any. Numbered elements tell what the others compare.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_vote : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#define TESS_FEW 1 /* for loads of 8 elements */
+#include "bindings.h"
+#include "dialect_glsl.h"
+#if TESS_DTYPE == 2
+#extension GL_EXT_bfloat16 : require
+#define NARROW bfloat16_t
+#else
+#define NARROW float16_t
+#endif
+
+layout(constant_id = 0) const uint DIMS = 64u;           /* largest head_dim */
+layout(constant_id = 1) const uint SUBGROUPS = 4u;       /* of the workgroup */
+layout(constant_id = 2) const uint KEYS = 32u;           /* of a stage */
+layout(constant_id = 3) const uint TESS_THREADS = 32u;
+layout(constant_id = 4) const uint ROW_FRAGMENTS = 1u;   /* of a subgroup */
+layout(constant_id = 5) const uint M = 8u;               /* a product is M x K by K x N */
+layout(constant_id = 6) const uint N = 8u;
+layout(constant_id = 7) const uint K = 8u;
+layout(constant_id = 8) const uint SUBGROUP = 8u;        /* invocations */
+layout(constant_id = 9) const uint LOCKSTEP = 0u;        /* 1: those of a subgroup never part */
+layout(local_size_x_id = 3) in;
+
+const uint SUBGROUP_ROWS = ROW_FRAGMENTS * M;
+const uint TESS_ROWS = SUBGROUPS * SUBGROUP_ROWS;
+const uint UNITS = DIMS / 8u, ROW = UNITS + 1u;         /* of 16 bytes: in a row, and to the next */
+const uint KEY_FRAGMENTS = KEYS / N, STEPS = KEYS / K;  /* of S; of P as an operand */
+const uint Q_STEPS = DIMS / K, O_FRAGMENTS = DIMS / N;
+const uint PLACE = N + 4u;                              /* words of a row in a subgroup's place */
+const uint PLACES = SUBGROUP_ROWS * PLACE;
+const uint TURNS = KEYS * UNITS / TESS_THREADS;         /* copies of a thread in K of a stage */
+
+#include "forward_state.h"
+
+#define MATRIX_A coopmat<NARROW, gl_ScopeSubgroup, M, K, gl_MatrixUseA>
+#define MATRIX_B coopmat<NARROW, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
+#define MATRIX_C coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+/* 16 bits of any type, on their way to shared memory. */
+#define MATRIX_P coopmat<float16_t, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+#define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
+#define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
+
+/* The reference of a row without keys, and the score of a key that is not kept. Both are finite,
+ * and far from all others even when a small scale brings them together. */
+#define NO_REFERENCE (-1.0e24)
+#define NOT_KEPT     (-1.0e37)
+#define LEAST_SCALE  1.0e-12
+#define MOST_RISE    8.0 /* log2 */
+
+/* Between accesses to a subgroup's place. lavapipe, whose subgroups run in lockstep, takes
+ * subgroupBarrier() for a barrier of the workgroup. */
+#define OWN_BARRIER                                                        \
+    if (LOCKSTEP != 0u) {                                                  \
+        subgroupMemoryBarrierShared();                                     \
+    } else {                                                               \
+        subgroupBarrier();                                                 \
+    }
+
+layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o8 { uvec4 O8_[]; };
+
+shared uvec4 kv[2u * KEYS * ROW];      /* K and V of a stage; before them, rows of Q */
+shared float places[SUBGROUPS * PLACES];
+TESS_SHARED_ROWS
+shared float row_reference[TESS_ROWS], row_factor[TESS_ROWS];
+/* Of a fragment's rows: the least and the most of what masks compare. */
+shared ivec4 least_of[SUBGROUPS * ROW_FRAGMENTS], most_of[SUBGROUPS * ROW_FRAGMENTS];
+/* Of two lists of keys, this stage's and the next one's: where keys lie, TESS_ABSENT if nowhere,
+ * and the fields of tess_key. */
+shared uint key_k_at[2u * KEYS], key_v_at[2u * KEYS], key_bits[2u * KEYS];
+shared int key_position[2u * KEYS], key_last_block[2u * KEYS];
+
+void list_keys(uint list, uint first, uint keys, uint job, tess_tile tile, tess_key_walk walk,
+               uint k_base, uint v_base) {
+    for (uint e = TESS_THREAD; e < KEYS; e += TESS_THREADS) {
+        const tess_key key = tess_find_key(min(first + e, keys - 1u), walk, tile);
+        tess_place place;
+        place.page = 0u;
+        place.token = key.token;
+        if (TESS_IS_CACHED) place = tess_find_place(key.token, job);
+        const bool absent = place.page == TESS_ABSENT;
+        const uint at = list + e;
+        key_k_at[at] = absent ? TESS_ABSENT
+                              : k_base + place.page * args.k_batch + place.token * args.k_token;
+        key_v_at[at] = absent ? TESS_ABSENT
+                              : v_base + place.page * args.v_batch + place.token * args.v_token;
+        key_position[at] = key.position;
+        key_last_block[at] = first + e < keys && !absent ? key.last_block : TESS_INT_MIN;
+        key_bits[at] = key.bits;
+    }
+}
+
+/* A thread's part of a stage of K or V, on its way from memory to shared memory. Loads have no
+ * conditions, so that all of them are under way at the same time: where there is nothing to load,
+ * the first elements stand for it. */
+#define FETCH(load, buffer, key_at, of)                                                        \
+    [[unroll]] for (uint turn = 0u; turn < TURNS; turn++) {                                    \
+        const uint e = turn * TESS_THREADS + thread, at = key_at[(of) + e / UNITS];            \
+        const bool there = at != TESS_ABSENT && e % UNITS * 8u < head_dim;                     \
+        const uvec4 eight = load(buffer, there ? at + e % UNITS * 8u : 0u);                    \
+        ahead[turn] = there ? eight : uvec4(0u);                                               \
+    }
+#define FETCH_K(of)                                    \
+    if (k_wide) {                                      \
+        FETCH(TESS_LOAD8_ALIGNED, K, key_k_at, of)     \
+    } else {                                           \
+        FETCH(TESS_LOAD8, K, key_k_at, of)             \
+    }
+#define FETCH_V(of)                                    \
+    if (v_wide) {                                      \
+        FETCH(TESS_LOAD8_ALIGNED, V, key_v_at, of)     \
+    } else {                                           \
+        FETCH(TESS_LOAD8, V, key_v_at, of)             \
+    }
+#define PUT(to)                                              \
+    [[unroll]] for (uint turn = 0u; turn < TURNS; turn++) {  \
+        const uint e = turn * TESS_THREADS + thread;         \
+        kv[(to) + e / UNITS * ROW + e % UNITS] = ahead[turn]; \
+    }
+
+/* What the rows of a fragment have at the ends of their ranges. */
+void find_bounds() {
+    for (uint f = TESS_THREAD; f < SUBGROUPS * ROW_FRAGMENTS; f += TESS_THREADS) {
+        ivec4 least = ivec4(TESS_INT_MAX), most = ivec4(TESS_INT_MIN);
+        for (uint r = f * M; r < f * M + M; r++) {
+            const ivec4 row =
+                ivec4(row_causal[r], row_window_low[r], row_window_high[r], row_block[r]);
+            least = min(least, row);
+            most = max(most, row);
+        }
+        least_of[f] = least;
+        most_of[f] = most;
+    }
+}
+
+/* Whether all rows of a fragment keep the key, and whether any might. Neither false nor true: each
+ * row has to be asked. */
+bvec2 kept_by(tess_key key, uint fragment, int sinks, int i_first) {
+    const ivec4 least = least_of[fragment], most = most_of[fragment];
+    const uint blocks = min(uint(most.w - least.w), 31u),
+               seen = ((2u << blocks) - 1u) << (uint(least.w - i_first) & 31u);
+    const bool sink = key.position < sinks;
+    return bvec2(key.position <= least.x &&
+                     (sink || (key.position >= most.y && key.position <= least.z)) &&
+                     most.w <= key.last_block && (key.bits & seen) == seen,
+                 key.position <= most.x &&
+                     (sink || (key.position >= least.y && key.position <= most.z)) &&
+                     least.w <= key.last_block && (key.bits & seen) != 0u);
+}
+
+/* Which elements of a fragment's S are kept, those of its first matrix in the lowest bits. */
+uint find_kept(uint own, uint fragment, uint list, int sinks, int i_first) {
+    const uint lane = gl_SubgroupInvocationID;
+    uint kept = 0u;
+    [[dont_unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
+        TESS_READ_KEY(own_key, list + n * N + lane % N);
+        const bvec2 by = kept_by(own_key, fragment, sinks, i_first);
+        uint bits = (2u << (M * N / SUBGROUP - 1u)) - 1u;
+        if (!subgroupAny(by.y)) {
+            bits = 0u;
+        } else if (!subgroupAll(by.x)) {
+            MATRIX_C looked_at;
+            for (uint e = lane; e < M * N; e += SUBGROUP) {
+                TESS_READ_ROW(row, fragment * M + e / N);
+                TESS_READ_KEY(key, list + n * N + e % N);
+                places[own + e / N * PLACE + e % N] = float(tess_is_kept(key, row, sinks, i_first));
+            }
+            OWN_BARRIER
+            coopMatLoad(looked_at, places, own, PLACE, ROW_MAJOR);
+            OWN_BARRIER
+            bits = 0u;
+            [[unroll]] for (uint i = 0u; i < looked_at.length(); i++)
+                bits |= uint(looked_at[i] != 0.0) << i;
+        }
+        kept |= bits << (n * (M * N / SUBGROUP));
+    }
+    return kept;
+}
+
+uint pack_narrow(float a, float b) {
+#if TESS_DTYPE == 1
+    return packFloat2x16(f16vec2(a, b));
+#else
+    return tess_narrow(a) | tess_narrow(b) << 16;
+#endif
+}
+
+TESS_FORWARD_KERNEL {
+#include "forward_begin.inl"
+    const bool q_wide = TESS_IS_ALIGNED8(Q, q_base, args.q_token | args.q_head);
+    const bool k_wide = TESS_IS_ALIGNED8(K, k_base, args.k_token | args.k_batch);
+    const bool v_wide = TESS_IS_ALIGNED8(V, v_base, args.v_token | args.v_batch);
+    const uint lane = gl_SubgroupInvocationID, subgroup = gl_SubgroupID;
+    const uint first_row = subgroup * SUBGROUP_ROWS, own = subgroup * PLACES;
+    const bool has_rows = first_row < used;
+    const float scale_log2 = max(abs(args.scale) * TESS_LOG2E, LEAST_SCALE);
+    for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
+        row_reference[r] = NO_REFERENCE;
+    }
+
+    MATRIX_A q[ROW_FRAGMENTS * Q_STEPS];
+    MATRIX_C o[ROW_FRAGMENTS * O_FRAGMENTS], reference[ROW_FRAGMENTS], row_sum[ROW_FRAGMENTS];
+    [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * O_FRAGMENTS; n++) o[n] = MATRIX_C(0.0);
+    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+        reference[t] = MATRIX_C(NO_REFERENCE);
+        row_sum[t] = MATRIX_C(0.0);
+    }
+
+    const uint sign = args.scale < 0.0 ? 0x80008000u : 0u; /* goes to Q */
+    /* Rows of Q, as many at a time as a stage has keys in K and V. */
+    if (keys > 0u) {
+        [[dont_unroll]] for (uint round = 0u; round < TESS_ROWS; round += 2u * KEYS) {
+            barrier();
+            for (uint e = thread; e < 2u * KEYS * UNITS; e += TESS_THREADS) {
+                const uint r = min(round + e / UNITS, TESS_ROWS - 1u), dim = e % UNITS * 8u;
+                const uint at = q_base + TESS_ROW_OFFSET(q, row_head_row[r]) + dim;
+                uvec4 eight = uvec4(0u);
+                if (dim < head_dim) {
+                    if (q_wide)
+                        eight = TESS_LOAD8_ALIGNED(Q, at);
+                    else
+                        eight = TESS_LOAD8(Q, at);
+                }
+                kv[e / UNITS * ROW + e % UNITS] = eight ^ sign;
+            }
+            barrier();
+            if (first_row >= round && first_row < round + 2u * KEYS) {
+                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+                    [[unroll]] for (uint x = 0u; x < Q_STEPS; x++)
+                        coopMatLoad(q[t * Q_STEPS + x], kv,
+                                    (first_row - round + t * M) * ROW + x * (K / 8u), ROW,
+                                    ROW_MAJOR);
+            }
+        }
+        find_bounds();
+        list_keys(0u, 0u, keys, job, tile, walk, k_base, v_base);
+    }
+
+    /* Whether element i of an operand is where element i of a result is. */
+    bool direct = K == N && M * N <= 256u;
+    {
+        MATRIX_C numbers;
+        MATRIX_A operand;
+        for (uint e = lane; e < M * N; e += SUBGROUP)
+            places[own + e / N * PLACE + e % N] = float(e);
+        OWN_BARRIER
+        coopMatLoad(numbers, places, own, PLACE, ROW_MAJOR);
+        OWN_BARRIER
+        for (uint e = 2u * lane; e < M * N; e += 2u * SUBGROUP)
+            places[own + e / N * PLACE + e % N / 2u] =
+                uintBitsToFloat(pack_narrow(float(e), float(e + 1u)));
+        OWN_BARRIER
+        coopMatLoad(operand, places, own, PLACE, ROW_MAJOR);
+        OWN_BARRIER
+        direct = direct && operand.length() == numbers.length();
+        [[unroll]] for (uint i = 0u; i < numbers.length(); i++)
+            direct = direct && i < operand.length() && float(operand[i]) == numbers[i];
+        direct = subgroupAll(direct);
+    }
+
+    uint list = 0u;
+    uvec4 ahead[TURNS];
+    barrier();
+    if (keys > 0u) { FETCH_K(0u) }
+    [[dont_unroll]] for (uint first = 0u; first < keys; first += KEYS, list ^= KEYS) {
+        /* Nobody reads the last stage's K any more, nor what its keys' list was. */
+        const uint end = first + KEYS;
+        PUT(0u)
+        FETCH_V(list)
+        if (end < keys) list_keys(list ^ KEYS, end, keys, job, tile, walk, k_base, v_base);
+        barrier();
+
+        bool works = has_rows;
+        bool masked = end > keys || tess_key_walk_masked(walk, first, end, args.block);
+        if (TESS_IS_PAGED && !masked) {
+            for (uint e = lane; e < KEYS; e += SUBGROUP)
+                masked = masked || key_k_at[list + e] == TESS_ABSENT;
+            masked = subgroupAny(masked);
+        }
+        /* Of this invocation's elements of S: those that are kept. Loops that a compiler might not
+         * unroll leave S alone, which would not stay in registers. */
+        uint kept[ROW_FRAGMENTS];
+        [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) kept[t] = ~0u;
+        if (masked) {
+            TESS_READ_MASK;
+            bool any = false;
+            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+                kept[t] = find_kept(own, subgroup * ROW_FRAGMENTS + t, list, sinks, i_first);
+                any = any || kept[t] != 0u;
+            }
+            works = works && subgroupAny(any);
+        }
+
+        MATRIX_A p[ROW_FRAGMENTS * STEPS];
+        if (works) {
+            MATRIX_C s[ROW_FRAGMENTS * KEY_FRAGMENTS];
+            [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
+                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+                    s[t * KEY_FRAGMENTS + n] = MATRIX_C(0.0);
+                [[unroll]] for (uint x = 0u; x < Q_STEPS; x++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, kv, n * N * ROW + x * (K / 8u), ROW, COLUMN_MAJOR);
+                    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+                        s[t * KEY_FRAGMENTS + n] =
+                            coopMatMulAdd(q[t * Q_STEPS + x], b, s[t * KEY_FRAGMENTS + n]);
+                }
+            }
+            if (masked) {
+                [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * KEY_FRAGMENTS; n++)
+                    [[unroll]] for (uint i = 0u; i < s[n].length(); i++) {
+                        const uint bit = n % KEY_FRAGMENTS * (M * N / SUBGROUP) + i;
+                        s[n][i] = (kept[n / KEY_FRAGMENTS] >> bit & 1u) != 0u ? s[n][i] : NOT_KEPT;
+                    }
+            }
+
+            MATRIX_C most[ROW_FRAGMENTS];
+            bool rises = false;
+            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+                most[t] = s[t * KEY_FRAGMENTS];
+                [[unroll]] for (uint n = 1u; n < KEY_FRAGMENTS; n++)
+                    [[unroll]] for (uint i = 0u; i < most[t].length(); i++)
+                        most[t][i] = max(most[t][i], s[t * KEY_FRAGMENTS + n][i]);
+                [[unroll]] for (uint i = 0u; i < most[t].length(); i++)
+                    rises = rises || fma(most[t][i], scale_log2, -reference[t][i]) > MOST_RISE;
+            }
+            if (subgroupAny(rises)) {
+                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+                    coopMatStore(most[t], places, own + t * M * PLACE, PLACE, ROW_MAJOR);
+                OWN_BARRIER
+                for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) {
+                    float largest = TESS_LOWEST, factor = 1.0;
+                    for (uint c = 0u; c < N; c++)
+                        largest = max(largest, places[own + r * PLACE + c]);
+                    const float old = row_reference[first_row + r];
+                    if (fma(largest, scale_log2, -old) > MOST_RISE) {
+                        const float risen = largest * scale_log2;
+                        factor = exp2(old - risen);
+                        row_reference[first_row + r] = risen;
+                    }
+                    row_factor[first_row + r] = factor;
+                }
+                OWN_BARRIER
+                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+                    MATRIX_C factor;
+                    coopMatLoad(reference[t], row_reference, first_row + t * M, 0u, COLUMN_MAJOR);
+                    coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
+                    row_sum[t] = row_sum[t] * factor;
+                    [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++)
+                        o[t * O_FRAGMENTS + y] = o[t * O_FRAGMENTS + y] * factor;
+                }
+            }
+            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+                [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
+                    const uint at = t * KEY_FRAGMENTS + n;
+                    [[unroll]] for (uint i = 0u; i < s[at].length(); i++)
+                        s[at][i] = exp2(fma(s[at][i], scale_log2, -reference[t][i]));
+                    row_sum[t] = row_sum[t] + s[at];
+                }
+            if (direct) {
+                [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * STEPS; n++)
+                    [[unroll]] for (uint i = 0u; i < p[n].length(); i++) p[n][i] = NARROW(s[n][i]);
+            } else {
+                /* A step's keys at a time. */
+                [[unroll]] for (uint x = 0u; x < ROW_FRAGMENTS * STEPS; x++) {
+                    [[unroll]] for (uint c = 0u; c < K / N; c++) {
+                        const uint n = x * (K / N) + c;
+                        MATRIX_P narrow;
+                        [[unroll]] for (uint i = 0u; i < narrow.length(); i++)
+#if TESS_DTYPE == 1
+                            narrow[i] = float16_t(s[n][i]);
+#else
+                            narrow[i] = unpackFloat2x16(tess_narrow(s[n][i])).x;
+#endif
+                        coopMatStore(narrow, places, own + c * (N / 2u), PLACE, ROW_MAJOR);
+                    }
+                    OWN_BARRIER
+                    coopMatLoad(p[x], places, own, PLACE, ROW_MAJOR);
+                    OWN_BARRIER
+                }
+            }
+        }
+        if (!works) { /* nothing of it lives on from the last stage */
+            [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * STEPS; n++) p[n] = MATRIX_A(0.0);
+        }
+        PUT(KEYS * ROW)
+        if (end < keys) { FETCH_K(list ^ KEYS) }
+        barrier();
+        if (!works) continue;
+        [[unroll]] for (uint x = 0u; x < STEPS; x++)
+            [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++) {
+                MATRIX_B b;
+                coopMatLoad(b, kv, (KEYS + x * K) * ROW + y * (N / 8u), ROW, ROW_MAJOR);
+                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+                    o[t * O_FRAGMENTS + y] =
+                        coopMatMulAdd(p[t * STEPS + x], b, o[t * O_FRAGMENTS + y]);
+            }
+    }
+
+    /* Row sums and O go through the place of the subgroup. */
+    if (!has_rows) return;
+#include "forward_result.inl"
+    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+        coopMatStore(row_sum[t], places, own + t * M * PLACE, PLACE, ROW_MAJOR);
+    OWN_BARRIER
+    for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) {
+        float sum = 0.0;
+        for (uint c = 0u; c < N; c++) sum += places[own + r * PLACE + c];
+        const uint in_tile = first_row + r;
+        const float risen = row_reference[in_tile];
+        row_factor[in_tile] = sum > 0.0 ? 1.0 / sum : 0.0;
+        if (in_tile < used && partial != TESS_NO_PARTIAL) {
+            /* Merges want a score, whose product with the scale is not quite the reference: the
+             * sum makes up for it. */
+            const float score = sum > 0.0 ? risen / scale_log2 : TESS_LOWEST;
+            const float rounding = sum > 0.0 ? fma(score, scale_log2, -risen) : 0.0;
+            TESS_STORE_PARTIAL(max_base + in_tile, score);
+            TESS_STORE_PARTIAL(max_base + args.partial_rows + in_tile, sum * exp2(-rounding));
+        } else if (in_tile < used && (TESS_FLAGS & TESS_ARGS_LSE) != 0u) {
+            TESS_STORE_LSE(lse_base + TESS_ROW_OFFSET(lse, row_head_row[in_tile]),
+                           sum > 0.0 ? (risen + log2(sum)) * TESS_LN2 : TESS_MINUS_INFINITY);
+        }
+    }
+    OWN_BARRIER
+    const bool o_wide = TESS_IS_ALIGNED8(O, o_base, args.o_token | args.o_head);
+    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+        MATRIX_C factor;
+        coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
+        [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++) {
+            coopMatStore(o[t * O_FRAGMENTS + y] * factor, places, own, PLACE, ROW_MAJOR);
+            OWN_BARRIER
+            [[unroll]] for (uint turn = 0u; turn < (M * N / 8u - 1u) / SUBGROUP + 1u; turn++) {
+                const uint e = min(turn * SUBGROUP + lane, M * N / 8u - 1u);
+                const uint at = own + e / (N / 8u) * PLACE + e % (N / 8u) * 8u;
+                const uint r = first_row + t * M + e / (N / 8u), dim = y * N + e % (N / 8u) * 8u;
+                const vec4 low =
+                    vec4(places[at], places[at + 1u], places[at + 2u], places[at + 3u]);
+                const vec4 high =
+                    vec4(places[at + 4u], places[at + 5u], places[at + 6u], places[at + 7u]);
+                if (r < used && dim < head_dim) {
+                    if (o_wide && partial == TESS_NO_PARTIAL) {
+                        O8_[(o_base + TESS_ROW_OFFSET(o, row_head_row[r]) + dim) / 8u] =
+                            uvec4(pack_narrow(low.x, low.y), pack_narrow(low.z, low.w),
+                                  pack_narrow(high.x, high.y), pack_narrow(high.z, high.w));
+                    } else {
+                        TESS_STORE_DIMS(r, dim, low)
+                        TESS_STORE_DIMS(r, dim + 4u, high)
+                    }
+                }
+            }
+            OWN_BARRIER
+        }
+    }
+}
