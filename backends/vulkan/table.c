@@ -25,7 +25,7 @@ static const vk_row kernels[] = {
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
 /* MATRIX_SPEED: how many times as fast as portable the kernel on matrix units is. */
-enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8 };
+enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8, VENDOR_NVIDIA = 0x10de };
 
 /* Why the device cannot run a shape, or NULL. */
 static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s,
@@ -204,9 +204,10 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     const vk_row *row = &kernels[index];
     const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
     const int accepts = tess_row_answer(&row->head, key, why, info);
-    /* Matrices of lavapipe are as slow as anything else on it. */
+    /* Matrices of lavapipe are as slow as anything else on it, and nobody has run the kernel on
+     * matrix units of other vendors. */
     const tess_vk_device *d = device;
-    if (is_matrix(row) && d->found.properties.kind == TVK_DEVICE_CPU)
+    if (is_matrix(row) && d->found.properties.vendor != VENDOR_NVIDIA)
         info->flags |= TESS_KERNEL_ONLY_NAMED;
     if (!accepts || !kernel) return TESS_OK;
     kernel->impl = row;
