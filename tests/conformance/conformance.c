@@ -66,8 +66,7 @@ static const exception *exception_for(const test_target *target, const char *lin
  * fraction of a second. The plain loop in a 16-bit type rounds after every operation, which costs
  * about six times as much. */
 static int64_t rows_to_check(const instance *x, const problem *p) {
-    const char *full = getenv("TESSERA_TEST_FULL");
-    const double budget = full && *full == '1' ? 6e8 : 5e7;
+    const double budget = test_full() ? 6e8 : 5e7;
     const double rows = (double)problem_q_tokens(p) * p->heads;
     if (rows <= 0) return 0;
     const double row =
@@ -332,8 +331,8 @@ static int leaves_out(const problem_list *list, int n, const test_target *target
     const int out =
         test_leaves_out(target, n, p.dtype, p.head_dim) ||
         (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
-         : flops > LIST_FLOPS / 4                    ? test_leaves_heavy(target, n)
-                                                     : 0) ||
+         : flops > LIST_FLOPS / 4 ? test_leaves_heavy(target, n, p.dtype, p.head_dim)
+                                  : 0) ||
         (backward && (forward_only(&p) || (loops_end(&p) && test_leaves_padded(target))));
     problem_free(&p);
     return out;
