@@ -100,6 +100,11 @@ static void reproduce(const one_case *c, const problem *p) {
                 n > 0 && n < (int)sizeof line ? line : c->line);
 }
 
+/* A fast path may refuse, and any kernel what lavapipe cannot run. */
+static int may_refuse(const test_target *target, const char *why) {
+    return (target->kernel[0] && !target->portable) || strstr(why, "lavapipe ends loops") != NULL;
+}
+
 static void test_problem(void **state) {
     const one_case *c = *state;
     problem p;
@@ -119,8 +124,7 @@ static void test_problem(void **state) {
     const tess_status status = instance_create_again(
         &x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL, flags,
         memo_of(c->line));
-    /* a fast path may refuse */
-    if (status == TESS_ERROR_UNSUPPORTED && c->target->kernel[0] && !c->target->portable) {
+    if (status == TESS_ERROR_UNSUPPORTED && may_refuse(c->target, x.error)) {
         problem_free(&p);
         return;
     }
@@ -311,29 +315,17 @@ static int forward_only(const problem *p) {
     return p->op == PROBLEM_DECODE || problem_has_scales(p);
 }
 
-/* Whether gradients take lavapipe so many iterations of loops that it ends them too soon. */
-static int loops_end(const problem *p) {
-    enum { LOOPS = 60000, CHUNK = 32 };
-    int64_t most = problem_longest(p);
-    for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t rows = problem_q_len(p, b) * (p->heads / p->kv_heads);
-        if (rows > most) most = rows;
-    }
-    return most / CHUNK * (p->head_dim + 64) > LOOPS;
-}
-
 /* Whether a target leaves out problem `n` of the list. One that cannot be read fails everywhere. */
 static int leaves_out(const problem_list *list, int n, const test_target *target, int backward) {
     problem p;
     char error[512];
     if (problem_parse(&p, list->lines[n], error, sizeof error) != 0) return 0;
     const double flops = list->flops ? list->flops[n] : 0;
-    const int out =
-        test_leaves_out(target, n, p.dtype, p.head_dim) ||
-        (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
-         : flops > LIST_FLOPS / 4 ? test_leaves_heavy(target, n, p.dtype, p.head_dim)
-                                  : 0) ||
-        (backward && (forward_only(&p) || (loops_end(&p) && test_leaves_padded(target))));
+    const int out = test_leaves_out(target, n, p.dtype, p.head_dim) ||
+                    (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
+                     : flops > LIST_FLOPS / 4 ? test_leaves_heavy(target, n, p.dtype, p.head_dim)
+                                              : 0) ||
+                    (backward && forward_only(&p));
     problem_free(&p);
     return out;
 }
