@@ -23,9 +23,9 @@ if(TESSERA_DEVICE_CODE STREQUAL "few")
   # Sources tell apart what is below 8.0, below 9.0, below 12.0 and from there on, and in AMD's
   # wavefronts of 64 and of 32 lanes. No source of CUDA tells them all apart, so each is compiled
   # for two of them alone: for the first with more of its shapes than for the second, where only
-  # what tells the two apart is of interest.
+  # what tells the two apart is of interest. The portable kernels for the first are PTX.
   set(TESSERA_CUDA_ARCHS 75 80 90 120)
-  set(TESSERA_FEW_portable 75 90)
+  set(TESSERA_FEW_portable 75=ptx 90)
   set(TESSERA_FEW_sm80 80 120)
   set(TESSERA_FEW_decode 80 90)
   set(TESSERA_FEW_sm80_backward 80 90)
