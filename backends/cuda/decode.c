@@ -114,12 +114,13 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
  * over, need no merge, and are at work to the end. Of more jobs, smaller workgroups hide each
  * other's first and last keys. Fewer jobs have to be split: with fewer workgroups into fewer parts,
  * which are merged sooner. These have the memory of a multiprocessor among them, so that the device
- * deals them out evenly. */
+ * deals them out evenly. A step counts as of equal lengths: it splits those that are longer. */
 static launch_shape shape_for(const tess_driver_device *d, const instance *x,
                               const tess_kernel_key *key) {
     const launch_shape least = smallest_shape(d, x);
     const uint64_t jobs = jobs_of(x, key), batch = key->batch > 0 ? key->batch : 1,
-                   even = 4 * ((uint64_t)key->kv_keys / batch) >= 3 * (uint64_t)key->max_kv_len,
+                   even = key->steps ||
+                          4 * ((uint64_t)key->kv_keys / batch) >= 3 * (uint64_t)key->max_kv_len,
                    fewer = (least.groups - 1) * units_of(d);
     for (uint32_t waves = 1; waves <= 4; waves++)
         for (uint32_t groups = 1; groups < least.groups; groups++) {

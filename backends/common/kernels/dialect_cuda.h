@@ -132,14 +132,15 @@ TESS_FUNCTION float tess_from_bits(uint bits) { return __builtin_bit_cast(float,
 TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 #define TESS_MINUS_INFINITY tess_from_bits(0xff800000u)
 /* Waits for what earlier kernels have written, where the host may have begun this one before they
- * ended (tess_driver_vendor.start). */
+ * ended (tess_driver_vendor.start). The next kernel, which may be attention again, gets ready at
+ * the same time: it waits for this one, which cannot end before what it waits for itself. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define TESS_DEPENDENCIES_WAIT \
-    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory")
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory")
 #else
 #define TESS_DEPENDENCIES_WAIT
 #endif
-/* What follows in the stream must not begin before what this kernel waits for. */
+/* What follows in the stream must not go on before what this kernel waits for. */
 #define TESS_LEAVE_UNLESS(present) \
     if (!(present)) {              \
         TESS_DEPENDENCIES_WAIT;    \

@@ -278,7 +278,8 @@ __device__ __forceinline__ float log2_fast(float x) {
  * The host launches some kernels before earlier ones in the stream have ended
  * (tess_driver_vendor.start), where the code is for sm_90 or later. Until a thread has waited for
  * them, it reads only the plan's tables, which are older. The next kernel in the stream may begin
- * as early, once everything before this one has ended.
+ * as early. Every kernel that begins early waits, so that none ends before those behind which it
+ * began: to wait for the last one is to wait for all.
  */
 __device__ __forceinline__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
