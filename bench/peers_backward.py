@@ -22,6 +22,7 @@ import torch
 from peers_bars import Bars, spread
 from peers_device import Dry, Gpu
 from peers_gradients import Layer
+from peers_sweep import sweep
 from peers_torch import BACKENDS
 from tessera_ctypes import BACKWARD, DENSE, S2, WINDOW, Refused, Tessera, pattern
 
@@ -323,6 +324,12 @@ def run(options):
     device = Dry() if options.dry else Gpu()
     bench = Bench(options, device)
     print(f"{device}, PyTorch {torch.__version__}, {options.kernel or 'the kernel chosen'}")
+    if options.sweep:
+        rows = sweep(bench, options, gradients=True)
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(rows, file, indent=1, default=str)
+        return
     for part in (options.only or PARTS).split(","):
         start = time.perf_counter()
         with Row(bench, part):

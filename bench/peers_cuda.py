@@ -21,7 +21,7 @@ compared with its, and may be 1 % longer. More of them may follow after commas; 
 library itself shows how far equal code differs.
 
 --sweep times random shapes beside the best of PyTorch's kernels on the same dense shape
-(peers_sweep.py draws them) and prints the worst ratio last.
+(peers_sweep.py draws them) and prints the worst ratio last. With --op bwd it times gradients.
 
 --op bwd times gradients (peers_backward.py); --program names the tessera program, for the portable
 bodies, and --most the seconds that one run may take. Needs PyTorch with CUDA; --op bwd --dry runs

@@ -4,6 +4,9 @@
 A shape depends on the seed and its number alone. A ratio is the peer's time over Tessera's, both in
 causal order with the last query at the last key. For S2 and windows the peer computes the dense
 shape, so only ratios of dense shapes, and of patterns that keep nearly all, compare equal work.
+
+Gradients (--op bwd) have as many rows as keys, and the peer's time counts by the share of pairs
+that the pattern keeps: a ratio of 1 is the peer's rate, whatever is left out.
 """
 
 import random
@@ -153,7 +156,56 @@ def measure(bench, shape, rounds):
     return row
 
 
-def sweep(bench, options):
+def squared(shape):
+    """The shape with as many rows as keys, cut down until its dense time and its memory fit."""
+    shape.q_len = shape.kv_len
+    for field in ("batch", "kv_heads", "group"):
+        while shape.seconds() > LONG and getattr(shape, field) > 1:
+            setattr(shape, field, getattr(shape, field) // 2)
+    while shape.seconds() > LONGEST or shape.bytes() > MEMORY:
+        shape.q_len = shape.kv_len = shape.kv_len * 3 // 4
+    return shape
+
+
+def measure_gradients(bench, shape, rounds):
+    """The same of gradients, whose default order is timed beside any order."""
+    heads = shape.kv_heads * shape.group
+    layer = bench.layer(
+        (shape.batch, heads, shape.kv_heads, shape.head_dim, shape.kv_len), shape.pattern()
+    )
+    plans = {"free": layer.backward(1), "default": layer.backward(0)}
+    info, pairs = plans["free"].info, layer.forward.info
+    row = {
+        "shape": str(shape),
+        **asdict(shape),
+        "kernel": info.kernel.decode(),
+        "jobs": info.n_jobs,
+        "merges": 0,
+        "kept": pairs.kept_pairs / max(1, pairs.dense_pairs),
+    }
+    contestants = dict(plans)
+    for name in ("cuDNN", "FlashAttention-2"):
+        try:
+            contestants[name] = bench.peer(name, layer)
+            contestants[name]()
+        except RuntimeError:  # it does not take the shape
+            contestants.pop(name, None)
+    seconds = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            seconds[name].append(bench.device.timed(call, 5.0))
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    row["seconds"], default = median.pop("free"), median.pop("default")
+    row["default"] = default / row["seconds"]
+    if median:
+        row["peer"] = min(median, key=median.get)
+        row["peer_order"] = f"default takes {row['default']:.2f}"
+        row["peer_seconds"] = median[row["peer"]]
+        row["ratio"] = row["peer_seconds"] * row["kept"] / row["seconds"]
+    return row
+
+
+def sweep(bench, options, gradients=False):
     """Results of shapes 0 .. N-1 of the seed, or of those named, with the worst ratio last.
 
     Progress goes to standard error.
@@ -170,6 +222,8 @@ def sweep(bench, options):
                 )
                 break
             shape = draw(options.seed, number)
+            if gradients:
+                shape = squared(shape)
             print(
                 f"\r{done + 1}/{len(numbers)}  {time.monotonic() - start:5.0f} s  {str(shape):100}",
                 end="",
@@ -177,8 +231,9 @@ def sweep(bench, options):
                 flush=True,
             )
             try:
-                rows.append({"number": number, **measure(bench, shape, options.rounds)})
-            except SystemExit as failure:
+                timing = measure_gradients if gradients else measure
+                rows.append({"number": number, **timing(bench, shape, options.rounds)})
+            except (SystemExit, RuntimeError) as failure:
                 rows.append(
                     {"number": number, "shape": str(shape), **asdict(shape), "failed": str(failure)}
                 )
@@ -206,10 +261,11 @@ def sweep(bench, options):
             f"{row['number']:4} {times} {row['kept']:6.3f}"
             f"  {row['kernel']:13} {jobs:10} {peer:39} {row['shape']}"
         )
-    ratios = [row["ratio"] for row in rows if "ratio" in row and row["kind"] == DENSE]
-    if ratios:
-        print(
-            f"{len(rows)} shapes, {len(ratios)} of them dense: median ratio"
-            f" {statistics.median(ratios):.3f}, {sum(r < 1 for r in ratios)} under 1"
-        )
+    for kind, name in ((DENSE, "dense"), (S2, "S2"), (WINDOW, "windows")):
+        ratios = [row["ratio"] for row in rows if "ratio" in row and row["kind"] == kind]
+        if ratios and (gradients or kind == DENSE):
+            print(
+                f"{len(rows)} shapes, {len(ratios)} of them {name}: median ratio"
+                f" {statistics.median(ratios):.3f}, {sum(r < 1 for r in ratios)} under 1"
+            )
     return rows

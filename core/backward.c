@@ -6,7 +6,11 @@ static const char *const in_create = "tess_plan_create";
 enum {
     MOST_TILE = 4096,
     SECTION_COLUMNS = 4, /* for each job that the device runs at a time */
-    TURN_COLUMNS = 8     /* of a kv head at a time, most of which have no one to wait for */
+    /* Columns of a kv head at a time, where they take turns. The more, the more of them share rows
+     * in the cache; but each begins a step or two after the one before it. */
+    LEAST_TURN_COLUMNS = 8,
+    MOST_TURN_COLUMNS = 64,
+    TURN_STRIPS = 16 /* of the longest sequence for each of them */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -103,29 +107,43 @@ static uint64_t strips_of(const tess_sequence *sequence, uint32_t strip_rows) {
     return ((uint64_t)sequence->q_len + strip_rows - 1) / strip_rows;
 }
 
-/* Rows of query heads of so many kv heads that few of the columns that run at a time are of one. */
-static uint64_t turn_rows(const tess_plan *plan, const tess_jobs *jobs) {
+/* Rows of query heads of so many kv heads that about so many of the columns that run at a time are
+ * of each. */
+static uint64_t turn_rows(const tess_plan *plan, const tess_columns *x, uint64_t columns) {
+    const tess_jobs *jobs = x->jobs;
+    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads;
     uint64_t rows = 0;
     for (uint32_t s = 0; s < jobs->n_sequences; s++) rows += (uint64_t)jobs->sequences[s].q_len;
     rows *= (uint64_t)plan->layout->n_heads;
-    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads,
-                   wanted = plan->device->caps.parallel_jobs / TURN_COLUMNS + 1;
-    return kv_heads == 0 ? 0 : rows / kv_heads * wanted;
+    return kv_heads == 0 ? 0 : rows / kv_heads * (plan->device->caps.parallel_jobs / columns + 1);
 }
 
-/* Rows of query heads whose Q and dO, and accumulators of dQ, fit half of the device's cache; 0
- * where there are so few columns that longest first balances better. */
-static uint64_t section_rows(const tess_plan *plan, const tess_columns *columns) {
+/* How many of a kv head's columns are to run at a time: more of them where they are long, and fewer
+ * where its heads have several patterns, since columns then wait for each other in several places.
+ */
+static uint64_t turn_columns(const tess_columns *x) {
+    uint64_t rows = 0;
+    for (uint32_t s = 0; s < x->jobs->n_sequences; s++)
+        rows = larger(rows, (uint64_t)x->jobs->sequences[s].q_len);
+    return larger(LEAST_TURN_COLUMNS,
+                  smaller(MOST_TURN_COLUMNS, rows / x->step_rows / TURN_STRIPS) / x->n_maps);
+}
+
+/* Sections of rows of query heads whose Q and dO, and accumulators of dQ, fit half of the device's
+ * cache; none where there are so few columns that longest first balances better. */
+static void set_sections(const tess_plan *plan, tess_columns *x) {
     const tess_caps *caps = &plan->device->caps;
     const bool one_pass = plan->shares[0].kernel.stages & TESS_STAGE_FINISH;
     const uint64_t elements = (uint64_t)plan->head_dim,
                    bytes = elements *
                            (2 * tess_dtype_size(plan->dtype) + (one_pass ? sizeof(float) : 0)),
-                   rows = caps->cache_bytes / 2 / bytes;
-    if (columns->n_columns < SECTION_COLUMNS * (uint64_t)caps->parallel_jobs) return 0;
-    const uint64_t section = rows == 0 && caps->cache_bytes != 0 ? 1 : rows,
-                   least = columns->turns ? turn_rows(plan, columns->jobs) : 0;
-    return section != 0 && section < least ? least : section;
+                   rows = larger(1, caps->cache_bytes / 2 / bytes);
+    x->parallel = caps->parallel_jobs;
+    if (caps->cache_bytes == 0 || x->n_columns < SECTION_COLUMNS * x->parallel) return;
+    x->section_rows = x->near_rows = rows;
+    if (!x->turns) return;
+    x->section_rows = larger(rows, turn_rows(plan, x, turn_columns(x)));
+    x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 
 tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_columns *columns) {
@@ -137,7 +155,7 @@ tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_col
         (kernel->turns ? TESS_COLUMNS_TURNS : 0) |
             (plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_COLUMNS_INVARIANT : 0)));
     TESS_RETURN_IF_ERROR(tess_columns_count(columns));
-    columns->section_rows = section_rows(plan, columns);
+    set_sections(plan, columns);
     for (uint32_t n = 0; n < plan->n_sequences; n++)
         strips += strips_of(&plan->sequences[n], kernel->strip_rows);
     if (strips > UINT32_MAX)

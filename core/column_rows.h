@@ -25,6 +25,7 @@ typedef struct tess_column_walk {
     int64_t kv_len, first, end; /* positions of keys end at kv_len; their blocks are [first, end) */
     const tess_head_run *run, *last_run; /* [run, last_run) */
     uint64_t cost;                       /* rows of query heads of the column at hand */
+    uint32_t *starts;                    /* of tess_columns, at the kv head */
     /* In plans with turns: */
     uint64_t first_column; /* of the kv head */
     uint64_t least;        /* no column of the kv head comes before one that is walked earlier */

@@ -38,6 +38,8 @@ static void add_column(tess_column_walk *w, const tess_column_keys *k, uint32_t 
     if (places) x->places = places;
     if (!columns || !places) return;
     tess_column_rows(w, k);
+    if (w->cost > x->most_cost) x->most_cost = w->cost;
+    *(w->upward ? &x->near_cost : &x->far_cost) += w->cost;
     uint32_t *bucket = tess_order_bucket(&x->order, place_cost(w, k));
     places[x->n_columns] = (uint32_t)(bucket - x->order.bucket);
     ++*bucket;
@@ -51,6 +53,7 @@ static void add_column(tess_column_walk *w, const tess_column_keys *k, uint32_t 
                                             .first_blocks = (uint16_t)k->first_blocks,
                                             .segment = (uint32_t)before,
                                             .segments = (uint32_t)(x->n_segments - before)};
+    if (!w->upward) w->starts[1] = (uint32_t)x->n_columns;
 }
 
 /* A column of whole blocks: `first_blocks` of them from `block` on, then others from `next` on. */
@@ -332,17 +335,21 @@ static void begin_turns(tess_column_walk *w) {
     const uint32_t strip = w->x->step_rows;
     w->first_column = w->x->n_columns;
     w->least = UINT64_MAX;
-    w->upward = false;
     while (w->kv_len >> w->near_shift > NEAR_PLACES) w->near_shift++;
     for (int64_t n = 0; n < w->last_run - w->run; n++)
         tess_turn_reset(&w->x->maps[n], (uint32_t)((w->p1 - w->p0 + strip - 1) / strip));
+}
+
+static uint64_t all_heads(const tess_columns *x) {
+    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads;
 }
 
 /* The columns of all kv heads of all sequences. */
 static tess_status walk_heads(tess_columns *x) {
     const tess_jobs *jobs = x->jobs;
     const tess_layout *layout = jobs->tiler->layout;
-    tess_column_walk w = {.x = x, .layout = layout, .block = layout->pattern.block};
+    tess_column_walk w = {
+        .x = x, .layout = layout, .block = layout->pattern.block, .starts = x->starts};
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_sequence *sequence = &jobs->sequences[s];
         const tess_key_span span = tess_jobs_span(jobs, s);
@@ -352,21 +359,20 @@ static tess_status walk_heads(tess_columns *x) {
         w.kv_len = span.kv_len;
         w.first = span.first;
         w.end = span.end;
-        for (w.kv_head = 0; w.first < w.end && w.kv_head < (uint32_t)layout->n_kv_heads;
-             w.kv_head++) {
+        for (w.kv_head = 0; w.kv_head < (uint32_t)layout->n_kv_heads; w.kv_head++, w.starts += 2) {
+            w.starts[0] = w.starts[1] = (uint32_t)x->n_columns;
+            if (w.first >= w.end) continue;
             w.run = jobs->runs + x->run_start[w.kv_head];
             w.last_run = jobs->runs + x->run_start[w.kv_head + 1];
+            w.upward = false;
             if (x->turns) begin_turns(&w);
             kv_head_columns(&w);
             TESS_RETURN_IF_ERROR(w.status);
             if (x->n_columns > most_columns(x) || x->n_segments > UINT32_MAX) return too_many(x);
         }
     }
+    w.starts[0] = (uint32_t)x->n_columns;
     return TESS_OK;
-}
-
-static uint64_t all_heads(const tess_columns *x) {
-    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads;
 }
 
 /* Refuses at once what could not be counted in reasonable time. */
@@ -403,29 +409,68 @@ static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target,
     return at;
 }
 
-/* Counts the columns from `at` on that are of kv heads before number `end` in the buckets, and
- * returns where they end. */
-static uint64_t count_columns(tess_columns *x, uint64_t at, uint64_t end) {
-    const uint64_t heads = (uint64_t)x->jobs->tiler->layout->n_kv_heads;
+/* Columns that are placed together: of the kv heads [begin, end), the far ones, the near ones or
+ * all. */
+typedef struct section {
+    uint64_t begin, end;
+    int from, to; /* of starts: 0 to 1, 1 to 2, or 0 to 2 */
+} section;
+
+/* Counts the columns of the section in the buckets. */
+static void count_columns(tess_columns *x, const section *s) {
     tess_order_again(&x->order);
-    for (; at < x->n_columns; at++) {
-        const tess_column *column = &x->columns[at];
-        if (column->sequence * heads + column->kv_head >= end) break;
-        x->order.bucket[x->places[at]]++;
+    for (uint64_t head = s->begin; head < s->end; head++) {
+        const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
+        for (uint32_t n = starts[s->from]; n < last; n++) x->order.bucket[x->places[n]]++;
     }
-    return at;
 }
 
-/* Places the columns [begin, end), of which the buckets say how many there are of each cost. */
-static uint32_t place_columns(tess_columns *x, uint64_t begin, uint64_t end, uint32_t places,
+/* Places the columns of the section, of which the buckets say how many there are of each cost. */
+static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places,
                               tess_column *out) {
     uint32_t *const bucket = x->order.bucket;
     places = tess_order_places(&x->order, places);
-    for (uint64_t n = begin; n < end; n++) {
-        x->places[n] = bucket[x->places[n]]++;
-        out[x->places[n]] = x->columns[n];
+    for (uint64_t head = s->begin; head < s->end; head++) {
+        const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
+        for (uint32_t n = starts[s->from]; n < last; n++) {
+            x->places[n] = bucket[x->places[n]]++;
+            out[x->places[n]] = x->columns[n];
+        }
     }
     return places;
+}
+
+/* Rows of query heads that the last section has at least. It keeps the device busy while its
+ * longest column is worked on, which begins when those of the sections before are about done. As
+ * these end with a whole kv head, they may take one of its. */
+static uint64_t last_section(const tess_columns *x, uint64_t total) {
+    enum { PARTS = 1024 };
+    const uint64_t wanted = x->parallel * x->most_cost;
+    if (wanted >= x->near_cost + x->far_cost) return total;
+    if (wanted <= x->near_cost) return 0;
+    return total / PARTS * ((wanted - x->near_cost) * PARTS / x->far_cost) + total / all_heads(x);
+}
+
+/* Goes through sections of about `rows` rows of query heads, of which the last one has `least` or
+ * more, and places what each has from `from` to `to`. */
+static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, int from, int to,
+                               uint32_t places, tess_column *out) {
+    uint64_t total = 0, sum = 0;
+    (void)section_end(x, 0, UINT64_MAX, &total);
+    const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
+                   rest = total - last,
+                   sections = rest == 0 ? 0 : smaller((rest - 1) / rows + 1, all_heads(x));
+    section s = {.from = from, .to = to};
+    for (uint64_t n = 1; n <= sections; n++) {
+        s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
+        count_columns(x, &s);
+        places = place_columns(x, &s, places, out);
+        s.begin = s.end;
+    }
+    s.end = all_heads(x);
+    /* Of a single section, the buckets hold what the count left there. */
+    if (s.begin != 0 || to - from != 2) count_columns(x, &s);
+    return place_columns(x, &s, places, out);
 }
 
 /* Turns name columns by their number in the table from now on. */
@@ -440,20 +485,14 @@ static void place_segments(const tess_columns *x, tess_segment *out) {
 }
 
 void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segments) {
-    uint64_t total = 0, sum = 0, begin = 0, at = 0;
-    uint32_t places = 0;
+    uint64_t total = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
-    const uint64_t sections = x->section_rows == 0 || total == 0
-                                  ? 1
-                                  : smaller((total - 1) / x->section_rows + 1, all_heads(x));
-    for (uint64_t n = 1; n <= sections; n++) {
-        const uint64_t target = total / sections * n + total % sections * n / sections,
-                       end = n == sections ? all_heads(x) : section_end(x, begin, target, &sum),
-                       /* Of a single section, the buckets hold what the count left there. */
-            last = sections == 1 ? x->n_columns : count_columns(x, at, end);
-        places = place_columns(x, at, last, places, out);
-        begin = end;
-        at = last;
+    const uint64_t least = last_section(x, total);
+    if (x->turns && x->section_rows != 0) {
+        const uint32_t far = place_sections(x, x->section_rows, least, 0, 1, 0, out);
+        (void)place_sections(x, x->near_rows, 0, 1, 2, far, out);
+    } else {
+        (void)place_sections(x, x->section_rows, least, 0, 2, 0, out);
     }
     place_segments(x, segments);
 }
@@ -604,6 +643,8 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
         while (run < jobs->n_runs && jobs->runs[run].kv_head < g) run++;
         x->run_start[g] = run;
     }
+    x->starts = tess_mem_alloc(x->runtime, (size_t)(2 * all_heads(x) + 1) * sizeof *x->starts, 64);
+    if (!x->starts) return tess_columns_no_memory((2 * all_heads(x) + 1) * sizeof *x->starts);
     x->turns = turns;
     if (turns) TESS_RETURN_IF_ERROR(create_maps(x));
     return masked ? make_lists(x) : TESS_OK;
@@ -622,6 +663,7 @@ void tess_columns_release(tess_columns *x) {
     tess_mem_free(x->runtime, x->bits, (size_t)x->n_entries * sizeof *x->bits);
     tess_mem_free(x->runtime, x->entries, (size_t)x->n_entries * sizeof *x->entries);
     tess_mem_free(x->runtime, x->list_start, (size_t)list_starts(x) * sizeof *x->list_start);
+    tess_mem_free(x->runtime, x->starts, (size_t)(2 * all_heads(x) + 1) * sizeof *x->starts);
     tess_order_release(&x->order, x->runtime);
     tess_mem_free(x->runtime, x->residues, (size_t)layout->n_heads / heads * sizeof *x->residues);
     tess_mem_free(x->runtime, x->run_start, (heads + 1) * sizeof *x->run_start);

@@ -46,10 +46,16 @@ typedef struct tess_columns {
     tess_column *columns;
     uint32_t *places;
     tess_segment *segments;
+    /* [2 for each kv head of each sequence, and 1] where its columns begin, and those of them that
+     * come after all others where there are turns. */
+    uint32_t *starts;
+    uint64_t most_cost, far_cost, near_cost; /* of a column; of all: rows of query heads */
 
     /* [0: one section] Set between count and place. Columns come in sections of about equal size,
      * longest first in each, that take kv heads with about this many rows of query heads. */
     uint64_t section_rows;
+    uint64_t near_rows; /* with turns: the same for the columns that come after all others */
+    uint64_t parallel;  /* columns that the device works on at a time */
 } tess_columns;
 
 /* Whether all patterns of the layout are read by intervals of rows, so that turns can be had. */

@@ -10,6 +10,7 @@
 #include "common/elements.h"
 #include "fake.h"
 #include "kernels/sm90_backward_args.h"
+#include "lockstep_schedule.h"
 
 enum { DELTA, COLUMNS, FINISH, STAGES, DTYPES = 2, MOST_DIM = 128 };
 
@@ -101,16 +102,11 @@ static float *accumulator(const scene *x, int64_t row, int64_t head, int64_t dim
 }
 
 static double dot(const scene *x, int a, int64_t a_at, int b, int64_t b_at) {
-    double sum = 0;
-    for (uint32_t e = 0; e < x->a.head_dim; e++)
-        sum += (double)element_load(x->dtype, x->at[a], a_at + e) *
-               (double)element_load(x->dtype, x->at[b], b_at + e);
-    return sum;
+    return vector_dot(x->dtype, x->a.head_dim, x->at[a], a_at, x->at[b], b_at);
 }
 
 static void add(const scene *x, double *sums, double weight, int from, int64_t at) {
-    for (uint32_t e = 0; e < x->a.head_dim && weight != 0; e++)
-        sums[e] += weight * (double)element_load(x->dtype, x->at[from], at + e);
+    vector_add(x->dtype, x->a.head_dim, sums, weight, x->at[from], at);
 }
 
 static void store(const scene *x, int to, uint32_t kind, int64_t at, uint32_t e, double value) {
@@ -175,6 +171,74 @@ static void add_pair(const scene *x, int64_t row, int64_t head, int64_t t, int64
         accumulator(x, row, head, dims)[e] += (float)d_q[e];
 }
 
+static void clear_column(key_sums *sums) { memset(sums, 0, TESS_SM90_COLUMN_KEYS * sizeof *sums); }
+
+static void store_column(const scene *x, const tess_column *column, const key_sums *sums) {
+    for (int64_t k = 0; k < column->keys; k++) {
+        const int64_t t = tess_column_key(column, x->a.block, (uint32_t)k);
+        for (uint32_t e = 0; e < x->a.head_dim; e++) {
+            if (x->at[TESS_SM90_D_K])
+                store(x, TESS_SM90_D_K, TESS_SM90_DKV,
+                      key_place(x, TESS_SM90_D_K, t, column->kv_head), e,
+                      (double)x->a.scale * sums[k].d_k[e]);
+            if (x->at[TESS_SM90_D_V])
+                store(x, TESS_SM90_D_V, TESS_SM90_DKV,
+                      key_place(x, TESS_SM90_D_V, t, column->kv_head), e, sums[k].d_v[e]);
+        }
+    }
+}
+
+static void take_turn(const scene *x, int64_t strip, uint32_t wait, uint32_t number) {
+    uint32_t *word = &x->turns[strip];
+    if (*word != wait)
+        fake_misuse(700, "column %u comes after %u where it should after %u", number, *word, wait);
+    *word = tess_turn_leave(number);
+}
+
+#if defined(FAKE_LOCKSTEP)
+/* ------------------------------------------------------------------ steps of the real scheduler */
+
+typedef struct stepper {
+    scene *x;
+    int64_t dims;
+    key_sums sums[TESS_SM90_COLUMN_KEYS];
+} stepper;
+
+static void visit_step(void *context, const lockstep_step *step) {
+    stepper *s = (stepper *)context;
+    scene *x = s->x;
+    const tess_column *column = (const tess_column *)table(x, x->a.items_at) + step->column;
+    begin(x, column->sequence);
+    const int64_t row = (int64_t)step->position - x->s->q_first;
+    if (step->first) clear_column(s->sums);
+    if (step->has_strip &&
+        (row < 0 || row % x->strip_rows != 0 || strip_of(x, row, step->head) != step->strip ||
+         step->token != x->s->q_start + row || step->batch != (int64_t)x->s->batch))
+        fake_misuse(700, "column %u: a step of strip %u begins at row %d", step->column,
+                    step->strip, (int)row);
+    if (step->has_strip && x->turns && x->at[TESS_SM90_D_Q])
+        take_turn(x, step->strip, step->wait, x->a.first_item + step->column);
+    if (step->has_strip && x->turns && step->leave != x->a.first_item + step->column + 1)
+        fake_misuse(700, "column %u leaves as %u", step->column, step->leave);
+    for (int64_t k = 0; k < TESS_SM90_COLUMN_KEYS; k++)
+        for (int64_t i = step->from[k]; i < step->to[k]; i++)
+            add_pair(x, row + i, step->head, tess_column_key(column, x->a.block, (uint32_t)k),
+                     s->dims, &s->sums[k]);
+    if (step->last) store_column(x, column, s->sums);
+}
+
+static void run_columns(scene *x, int64_t dims) {
+    static stepper s;
+    tess_sm90_backward_args host = x->a;
+    host.tables = (uint64_t)(uintptr_t)x->tables;
+    s.x = x;
+    s.dims = dims;
+    lockstep_schedule(&host, (int)dims, visit_step, &s);
+}
+
+#else
+/* ------------------------------------------------------------------ plain loops */
+
 static int64_t block_of(const scene *x, int64_t position) {
     const int64_t block = x->a.block;
     return position >= 0 ? position / block : -((block - 1 - position) / block);
@@ -208,38 +272,31 @@ static void take_turns(const scene *x, const tess_segment *g, uint32_t number) {
     const tess_turn turn = tess_turn_of(g, (uint32_t)x->strip_rows);
     for (uint32_t m = 0; m < turn.strips; m++) {
         const tess_turn_rows at = tess_turn_rows_at(g, (uint32_t)x->strip_rows, m);
-        for (int64_t head = g->head; head < g->head + g->heads; head++) {
-            uint32_t *word = &x->turns[strip_of(x, at.row, head)];
-            if (*word != turn.wait)
-                fake_misuse(700, "column %u comes after %u where it should after %u", number, *word,
-                            turn.wait);
-            *word = tess_turn_leave(number);
-        }
+        for (int64_t head = g->head; head < g->head + g->heads; head++)
+            take_turn(x, strip_of(x, at.row, head), turn.wait, number);
     }
 }
 
 static void run_column(const scene *x, const tess_column *column, uint32_t number, int64_t dims) {
     static key_sums sums[TESS_SM90_COLUMN_KEYS];
-    memset(sums, 0, sizeof sums);
+    clear_column(sums);
     for (uint32_t n = 0; n < column->segments; n++) {
         const tess_segment *g =
             (const tess_segment *)table(x, x->a.segments_at) + column->segment + n;
         if (x->turns && x->at[TESS_SM90_D_Q]) take_turns(x, g, number);
         add_segment(x, g, column, dims, sums);
     }
-    for (int64_t k = 0; k < column->keys; k++) {
-        const int64_t t = tess_column_key(column, x->a.block, (uint32_t)k);
-        for (uint32_t e = 0; e < x->a.head_dim; e++) {
-            if (x->at[TESS_SM90_D_K])
-                store(x, TESS_SM90_D_K, TESS_SM90_DKV,
-                      key_place(x, TESS_SM90_D_K, t, column->kv_head), e,
-                      (double)x->a.scale * sums[k].d_k[e]);
-            if (x->at[TESS_SM90_D_V])
-                store(x, TESS_SM90_D_V, TESS_SM90_DKV,
-                      key_place(x, TESS_SM90_D_V, t, column->kv_head), e, sums[k].d_v[e]);
-        }
+    store_column(x, column, sums);
+}
+
+static void run_columns(scene *x, int64_t dims) {
+    for (uint32_t n = 0; n < x->a.items; n++) {
+        const tess_column *column = (const tess_column *)table(x, x->a.items_at) + n;
+        begin(x, column->sequence);
+        run_column(x, column, x->a.first_item + n, dims);
     }
 }
+#endif
 
 /* ------------------------------------------------------------------ kernels */
 
@@ -262,11 +319,7 @@ void fake_backward_sm90_run(int number, unsigned groups, void *const *parameters
     if (stage == COLUMNS) {
         const uint32_t *counter = fake_host(x.a.counter);
         if (counter && *counter != 0) fake_misuse(700, "the counter of columns is not 0");
-        for (uint32_t n = 0; n < x.a.items; n++) {
-            const tess_column *column = (const tess_column *)table(&x, x.a.items_at) + n;
-            begin(&x, column->sequence);
-            run_column(&x, column, x.a.first_item + n, dims);
-        }
+        run_columns(&x, dims);
         return;
     }
     if (groups != x.a.items * x.a.heads) fake_misuse(700, "a strip of a head has no workgroup");
