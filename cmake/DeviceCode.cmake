@@ -8,8 +8,9 @@
 #     (backends/common/inflate.h)
 #
 # TESSERA_DEVICE_CODE=all builds for every architecture of the lists whose compiler is found;
-# `present` only where a driver is installed on this machine; `few` for one of each kind, among
-# which every line of device code is compiled.
+# `present` only where a driver is installed on this machine; `few` compiles every line of device
+# code for tests without a GPU: for one architecture of each kind, and of CUDA's kernels a few
+# shapes (backends/cuda/kernels/few.cuh). Most kernels are not in it.
 set(TESSERA_DEVICE_CODE "all" CACHE STRING
   "Device code: all (compilers permitting), present (where a driver is installed), few, none")
 set(TESSERA_CUDA_ARCHS "75;80;86;89;90;100;120" CACHE STRING
@@ -22,9 +23,10 @@ set_property(CACHE TESSERA_DEVICE_CODE PROPERTY STRINGS all present few none)
 if(TESSERA_DEVICE_CODE STREQUAL "few")
   # Sources tell apart what is below 8.0, below 9.0, below 12.0 and from there on, and in AMD's
   # wavefronts of 64 and of 32 lanes. No source of CUDA tells them all apart, so each is compiled
-  # for two of them alone.
+  # for two of them alone: for the first with more of its shapes than for the second, where only
+  # what tells the two apart is of interest. The portable kernels for the first are PTX.
   set(TESSERA_CUDA_ARCHS 75 80 90 120)
-  set(TESSERA_FEW_portable 75 90)
+  set(TESSERA_FEW_portable 75=ptx 90)
   set(TESSERA_FEW_sm80 80 120)
   set(TESSERA_FEW_decode 80 90)
   set(TESSERA_FEW_sm80_backward 80 90)
@@ -59,6 +61,20 @@ function(tessera_device_compiled result source arch)
   if(TESSERA_DEVICE_CODE STREQUAL "few" AND NOT arch IN_LIST TESSERA_FEW_${source})
     set(${result} FALSE PARENT_SCOPE)
   endif()
+endfunction()
+
+# The options with which a source of CUDA's is compiled for an architecture of the list.
+function(tessera_device_few result source arch)
+  set(${result} "" PARENT_SCOPE)
+  if(NOT TESSERA_DEVICE_CODE STREQUAL "few")
+    return()
+  endif()
+  set(options -I${PROJECT_SOURCE_DIR}/backends/cuda/kernels -include few.cuh)
+  list(FIND TESSERA_FEW_${source} ${arch} place)
+  if(place GREATER 0)
+    list(APPEND options -DTESS_FEWEST)
+  endif()
+  set(${result} ${options} PARENT_SCOPE)
 endfunction()
 
 function(tessera_device_image list)

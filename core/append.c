@@ -297,8 +297,6 @@ static tess_status check_tensors(const tess_plan *plan, const tess_append_desc *
 
 tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     tess_append_desc d;
-    tess_launch launch;
-    tess_tables of_step;
     TESS_RETURN_IF_ERROR(tess_call_on_plan(in_append, plan, desc, &d, TESS_APPEND_DESC));
     TESS_RETURN_IF_ERROR(check_fields(plan, &d));
     const tess_block_table table = table_of(&d);
@@ -306,7 +304,9 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     TESS_RETURN_IF_ERROR(tess_block_table_check(in_append, plan, &table, &table_bytes));
     /* Without keys no row is one, and there may be no memory for them. */
     if ((!plan->steps && plan->n_sequences == 0) || plan->kv_last < 0) return TESS_OK;
+    tess_tables of_step;
     if (plan->steps) TESS_RETURN_IF_ERROR(tess_step_tables(in_append, plan, &d.step, &of_step));
+    tess_launch launch;
     fill_launch(plan, &d, plan->steps ? &of_step : &plan->tables, &launch);
     if (launch.n_jobs > INT32_MAX)
         return tess_unsupported("%s: plan: %llu rows are 2^31 or more", in_append,

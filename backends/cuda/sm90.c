@@ -27,9 +27,9 @@ enum {
 
 /* The smallest one that takes a head_dim; the last takes every one that is not refused. */
 static const instance *find(int32_t head_dim) {
-    for (size_t n = 0; n < INSTANCES; n++)
-        if (head_dim <= instances[n].head_dim) return &instances[n];
-    return NULL;
+    const instance *x = instances, *end = instances + INSTANCES;
+    while (x < end && x->head_dim < head_dim) x++;
+    return x < end ? x : NULL;
 }
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,

@@ -641,11 +641,9 @@ static void test_serialised_layouts(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(test_runtime_create), TEST(test_environment),     TEST(test_runtime_queries),
-        TEST(test_device_open),    TEST(test_patterns),        TEST(test_layout_create),
-        TEST(test_layout_queries), TEST(test_storage_queries), TEST(test_serialised_layouts),
-    };
-    return cmocka_run_group_tests_name("bad arguments: runtime, device, layout", tests, setup,
-                                       teardown);
+    return RUN_GROUP("bad arguments: runtime, device, layout", setup, teardown,
+                     TEST(test_runtime_create), TEST(test_environment), TEST(test_runtime_queries),
+                     TEST(test_device_open), TEST(test_patterns), TEST(test_layout_create),
+                     TEST(test_layout_queries), TEST(test_storage_queries),
+                     TEST(test_serialised_layouts));
 }

@@ -519,10 +519,7 @@ static void test_only_named(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(test_plan_create), TEST(test_packed_lengths), TEST(test_plan_queries),
-        TEST(test_run),         TEST(test_shared_inputs),  TEST(test_memory),
-        TEST(test_only_named),
-    };
-    return cmocka_run_group_tests_name("bad arguments: plan, run, memory", tests, setup, teardown);
+    return RUN_GROUP("bad arguments: plan, run, memory", setup, teardown, TEST(test_plan_create),
+                     TEST(test_packed_lengths), TEST(test_plan_queries), TEST(test_run),
+                     TEST(test_shared_inputs), TEST(test_memory), TEST(test_only_named));
 }

@@ -81,4 +81,19 @@ static inline void element_store(uint32_t dtype, void *base, int64_t index, floa
     memcpy((char *)base + index * 2, &h, sizeof h);
 }
 
+/* Of vectors of n elements, from two indices on. */
+static inline double vector_dot(uint32_t dtype, uint32_t n, const void *a, int64_t a_at,
+                                const void *b, int64_t b_at) {
+    double sum = 0;
+    for (uint32_t e = 0; e < n; e++)
+        sum += (double)element_load(dtype, a, a_at + e) * (double)element_load(dtype, b, b_at + e);
+    return sum;
+}
+
+static inline void vector_add(uint32_t dtype, uint32_t n, double *sums, double weight,
+                              const void *from, int64_t at) {
+    for (uint32_t e = 0; e < n && weight != 0; e++)
+        sums[e] += weight * (double)element_load(dtype, from, at + e);
+}
+
 #endif

@@ -101,10 +101,12 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         targets->items[n].kernels = targets->count - first;
 }
 
-static int is_thinned(const test_target *target) {
+int test_full(void) {
     const char *full = getenv("TESSERA_TEST_FULL");
-    return target->kernels >= 2 && !(full && *full == '1');
+    return full && *full == '1';
 }
+
+static int is_thinned(const test_target *target) { return target->kernels >= 2 && !test_full(); }
 
 static int takes_turns(const test_target *target) { return target->software && is_thinned(target); }
 
@@ -115,9 +117,14 @@ int test_is_repetition(const test_target *target) {
 /* Neither is a divisor or multiple of a usual number of shards. */
 enum { EACH_OWN_CHOICE = 7, HEAVY_IN_A_ROW = 14 };
 
-static int in_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
+/* Whether it is the turn number `turn`: of three in a row one is. */
+static int has_turn(int turn, uint32_t dtype, int32_t head_dim) {
     const int range = (head_dim > 64) + (head_dim > 128);
-    return ((int)dtype * 3 + range + target->turn) % 2 == 0;
+    return ((int)dtype + range + turn) % TEST_TURNS == 0;
+}
+
+static int in_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
+    return has_turn(target->turn, dtype, head_dim);
 }
 
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
@@ -132,17 +139,19 @@ static int is_slowed(const test_target *target) {
 
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim) {
     if (is_slowed(target))
-        return target->kernel[0] ? (n + target->turn) % 2 : n % EACH_OWN_CHOICE != 0;
+        return target->kernel[0] ? (n + target->turn) % TEST_TURNS != 0 : n % EACH_OWN_CHOICE != 0;
     if (!takes_turns(target)) return 0;
     if (!target->kernel[0] && n % EACH_OWN_CHOICE != 0) return 1;
     /* Its own choice begins with the turn of its first kernel. */
     return !in_turn(target, dtype, head_dim);
 }
 
-int test_leaves_heavy(const test_target *target, int n) {
+int test_leaves_heavy(const test_target *target, int n, uint32_t dtype, int32_t head_dim) {
     if (is_slowed(target)) return !target->kernel[0] || (n + target->turn) % target->kernels != 0;
     if (!takes_turns(target)) return 0;
-    return !target->kernel[0] || (n / HEAVY_IN_A_ROW + target->backend[0]) % 2;
+    if (!target->kernel[0]) return 1;
+    /* Two kernels of OpenCL have the turns 1 and 2, and of Vulkan 0 and 1. */
+    return has_turn(1, dtype, head_dim) && (n / HEAVY_IN_A_ROW + target->backend[0]) % 2;
 }
 
 int test_leaves_padded(const test_target *target) {

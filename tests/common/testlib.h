@@ -50,22 +50,24 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
 void test_targets_close(test_targets *targets);
 
 /* The kernels of a software device are instances of one body, which it compiles for seconds, one
- * for each type and range of head_dim. They take turns: an instance runs on OpenCL or on Vulkan,
- * and there the other kernel's runs on the other one. Nothing is left out on all other devices, nor
- * with TESSERA_TEST_FULL=1. */
+ * for each type and range of head_dim. They take turns: of both kernels on OpenCL and on Vulkan a
+ * third of the instances each, so that each type and range runs on one of the two devices or on
+ * both. Nothing is left out on all other devices, nor with TESSERA_TEST_FULL=1. */
+enum { TEST_TURNS = 3 };
 
 /* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
- * sanitizer, where a release build beside it runs them all, so it is with each second kernel of any
- * device. */
+ * sanitizer, where a release build beside it runs them all, so it is with two of three kernels of
+ * any device. */
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
 
 /* Whether a target leaves out problem `n` of a list: if it is not its turn, or, for a device's own
  * choice, which is one of the kernels, if it is none of each seventh. Under a sanitizer the kernels
  * of other devices take turns from problem to problem. */
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
-/* Whether a target leaves out heavy item `n`, on which such a device works for seconds: it goes to
- * one of the two devices, and not to their own choice. Under a sanitizer it goes to one kernel. */
-int test_leaves_heavy(const test_target *target, int n);
+/* Whether a target leaves out heavy item `n`, on which such a device works for seconds: where both
+ * devices have a turn it goes to one of them, and nowhere to their own choice. Under a sanitizer it
+ * goes to one kernel. */
+int test_leaves_heavy(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
 /* The same of an item whose work is mostly padding of tiles and vectors: it goes to OpenCL, which
  * is ten times faster at these. */
 int test_leaves_padded(const test_target *target);
@@ -134,6 +136,8 @@ int64_t test_between(uint64_t *state, int64_t low, int64_t high); /* both includ
 /* Whether this build has a sanitizer, which makes everything many times slower and keeps freed
  * memory for a while. */
 int test_sanitized(void);
+/* Whether TESSERA_TEST_FULL=1 asks for everything, whatever it takes. */
+int test_full(void);
 
 /* Open file descriptors, mappings and resident bytes of this process. */
 int test_open_descriptors(void);
@@ -151,6 +155,13 @@ int64_t test_resident(void);
     __extension__({                                      \
         const struct CMUnitTest tests[] = {__VA_ARGS__}; \
         cmocka_run_group_tests(tests, NULL, NULL);       \
+    })
+
+/* The same as a group with a name, with `before` and `after` around the group. */
+#define RUN_GROUP(name, before, after, ...)                        \
+    __extension__({                                                \
+        const struct CMUnitTest tests[] = {__VA_ARGS__};           \
+        cmocka_run_group_tests_name((name), tests, before, after); \
     })
 
 /* The same, with `before` and `after`, which may be NULL, around each test. */

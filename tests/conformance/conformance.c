@@ -66,8 +66,7 @@ static const exception *exception_for(const test_target *target, const char *lin
  * fraction of a second. The plain loop in a 16-bit type rounds after every operation, which costs
  * about six times as much. */
 static int64_t rows_to_check(const instance *x, const problem *p) {
-    const char *full = getenv("TESSERA_TEST_FULL");
-    const double budget = full && *full == '1' ? 6e8 : 5e7;
+    const double budget = test_full() ? 6e8 : 5e7;
     const double rows = (double)problem_q_tokens(p) * p->heads;
     if (rows <= 0) return 0;
     const double row =
@@ -113,6 +112,11 @@ static void turn_backward(problem *p, int any_order) {
     p->dq_add = kind == 7;
 }
 
+/* A fast path may refuse, and any kernel what lavapipe cannot run. */
+static int may_refuse(const test_target *target, const char *why) {
+    return (target->kernel[0] && !target->portable) || strstr(why, "lavapipe ends loops") != NULL;
+}
+
 static void test_problem(void **state) {
     const one_case *c = *state;
     problem p;
@@ -128,8 +132,7 @@ static void test_problem(void **state) {
     const tess_status status = instance_create_again(
         &x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL, flags,
         memo_of(c->line));
-    /* a fast path may refuse */
-    if (status == TESS_ERROR_UNSUPPORTED && c->target->kernel[0] && !c->target->portable) {
+    if (status == TESS_ERROR_UNSUPPORTED && may_refuse(c->target, x.error)) {
         problem_free(&p);
         return;
     }
@@ -320,29 +323,17 @@ static int forward_only(const problem *p) {
     return p->op == PROBLEM_DECODE || problem_has_scales(p);
 }
 
-/* Whether gradients take lavapipe so many iterations of loops that it ends them too soon. */
-static int loops_end(const problem *p) {
-    enum { LOOPS = 60000, CHUNK = 32 };
-    int64_t most = problem_longest(p);
-    for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t rows = problem_q_len(p, b) * (p->heads / p->kv_heads);
-        if (rows > most) most = rows;
-    }
-    return most / CHUNK * (p->head_dim + 64) > LOOPS;
-}
-
 /* Whether a target leaves out problem `n` of the list. One that cannot be read fails everywhere. */
 static int leaves_out(const problem_list *list, int n, const test_target *target, int backward) {
     problem p;
     char error[512];
     if (problem_parse(&p, list->lines[n], error, sizeof error) != 0) return 0;
     const double flops = list->flops ? list->flops[n] : 0;
-    const int out =
-        test_leaves_out(target, n, p.dtype, p.head_dim) ||
-        (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
-         : flops > LIST_FLOPS / 4                    ? test_leaves_heavy(target, n)
-                                                     : 0) ||
-        (backward && (forward_only(&p) || (loops_end(&p) && test_leaves_padded(target))));
+    const int out = test_leaves_out(target, n, p.dtype, p.head_dim) ||
+                    (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
+                     : flops > LIST_FLOPS / 4 ? test_leaves_heavy(target, n, p.dtype, p.head_dim)
+                                              : 0) ||
+                    (backward && forward_only(&p));
     problem_free(&p);
     return out;
 }

@@ -59,11 +59,16 @@ static void run(fixture *f, result *r) {
     }
 }
 
-/* Returns 0 if the kernel refuses; then there is nothing to release. */
+/* Returns 0 if the kernel refuses, or if it is another one's turn; then there is nothing to
+ * release. */
 static int create(fixture *f, const test_target *target, tess_device *device, const char *line) {
     char error[256];
     memset(f, 0, sizeof *f);
     if (problem_parse(&f->p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+    if (test_other_turn(target, f->p.dtype, f->p.head_dim)) {
+        problem_free(&f->p);
+        return 0;
+    }
     f->p.op = PROBLEM_BACKWARD;
     const tess_status status =
         instance_create(&f->x, device, &f->p, target->kernel[0] ? target->kernel : NULL,

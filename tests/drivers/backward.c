@@ -154,16 +154,11 @@ static void begin(scene *x, uint32_t sequence) {
 #define KEY(x, tensor, key, head) PLACE(x, tensor, (x)->s->kv_batch, (x)->s->kv_start + (key), head)
 
 static double dot(const scene *x, int a, int64_t a_at, int b, int64_t b_at) {
-    double sum = 0;
-    for (uint32_t e = 0; e < x->a.head_dim; e++)
-        sum += (double)element_load(x->dtype, x->buffers[a], a_at + e) *
-               (double)element_load(x->dtype, x->buffers[b], b_at + e);
-    return sum;
+    return vector_dot(x->dtype, x->a.head_dim, x->buffers[a], a_at, x->buffers[b], b_at);
 }
 
 static void add(const scene *x, double *sums, double weight, int from, int64_t at) {
-    for (uint32_t e = 0; e < x->a.head_dim && weight != 0; e++)
-        sums[e] += weight * (double)element_load(x->dtype, x->buffers[from], at + e);
+    vector_add(x->dtype, x->a.head_dim, sums, weight, x->buffers[from], at);
 }
 
 static void store(const scene *x, int to, int64_t at, const double *sums, double factor) {

@@ -102,16 +102,11 @@ static float *accumulator(const scene *x, int64_t row, int64_t head, int64_t dim
 }
 
 static double dot(const scene *x, int a, int64_t a_at, int b, int64_t b_at) {
-    double sum = 0;
-    for (uint32_t e = 0; e < x->a.head_dim; e++)
-        sum += (double)element_load(x->dtype, x->at[a], a_at + e) *
-               (double)element_load(x->dtype, x->at[b], b_at + e);
-    return sum;
+    return vector_dot(x->dtype, x->a.head_dim, x->at[a], a_at, x->at[b], b_at);
 }
 
 static void add(const scene *x, double *sums, double weight, int from, int64_t at) {
-    for (uint32_t e = 0; e < x->a.head_dim && weight != 0; e++)
-        sums[e] += weight * (double)element_load(x->dtype, x->at[from], at + e);
+    vector_add(x->dtype, x->a.head_dim, sums, weight, x->at[from], at);
 }
 
 static void store(const scene *x, int to, uint32_t kind, int64_t at, uint32_t e, double value) {

@@ -4,17 +4,8 @@
 
 /* What headers for every language need: the part of dialect_cuda.h that they use here. */
 #define TESS_DIALECT_CUDA_H
-#include "args.h"
-#include "language_cuda.h"
-#include "words.h"
+#include "numbers_cuda.h"
 
-typedef long long tess_offset;
-#define TESS_AND(a, b)        ((a) & (b))
-#define TESS_OR(a, b)         ((a) | (b))
-#define TESS_OFFSET(x)        ((tess_offset)(x))
-#define TESS_INT(x)           ((int)(x))
-#define TESS_UINT(x)          ((uint)(x))
-#define TESS_FLOAT(x)         ((float)(x))
 #define TESS_TABLES           , const uint *tables, const tess_args &args
 #define TESS_TABLES_OF_KERNEL , tables, args
 #define TESS_PAGES            , const int *block_table TESS_TABLES

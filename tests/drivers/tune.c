@@ -55,6 +55,13 @@ static void run(const char *rules, const char *words, char kernel[64]) {
     tess_runtime_release(runtime);
 }
 
+/* The same, with the kernel that it has to take. */
+static void runs(const char *rules, const char *words, const char *wanted) {
+    char kernel[64];
+    run(rules, words, kernel);
+    assert_string_equal(kernel, wanted);
+}
+
 #define DENSE_F16 "q_len=9 kv_len=90 dtype=f16 pattern=dense"
 #define LONG_F16  "q_len=90 kv_len=90 dtype=f16 pattern=dense"
 #define S2_F16    "q_len=90 kv_len=90 dtype=f16 block=16 local=2 stride=3"
@@ -100,8 +107,7 @@ static void test_own_table(void **state) {
     assert_true(strcmp(kernel, "cuda/sm90") == 0 || strcmp(arch, "sm_90") != 0);
     run(NULL, CACHE_F16 "q_len=40 compact=1 batch_invariant=1", kernel);
     assert_true(strcmp(kernel, "cuda/decode") == 0 || strcmp(arch, "sm_90") != 0);
-    run(NULL, DENSE_F32, kernel); /* of which the table says nothing */
-    assert_string_equal(kernel, "cuda/portable");
+    runs(NULL, DENSE_F32, "cuda/portable"); /* of which the table says nothing */
     assert_null(strstr(test_logged, "prefer"));
 }
 
@@ -110,32 +116,27 @@ static void test_file(void **state) {
     (void)state;
     static const char rules[] =
         "arch=sm_* pattern=dense q_len=..16 kernel=cuda/portable basis=measured\n";
-    char kernel[64], usual[64];
+    char usual[64];
     run(NULL, S2_F16, usual);
-    run(rules, DENSE_F16, kernel);
-    assert_string_equal(kernel, "cuda/portable");
+    runs(rules, DENSE_F16, "cuda/portable");
     assert_logged(
         "dispatch: cuda:0: cuda/portable is preferred by tune file /tmp/tessera-driver-tune-");
     assert_logged(" line 2 (measured)");
-    run(rules, S2_F16, kernel);
-    assert_string_equal(kernel, usual);
+    runs(rules, S2_F16, usual);
     assert_null(strstr(test_logged, "tune file"));
-    run("device=no*such*device kernel=cuda/portable\n", DENSE_F16, kernel);
+    run("device=no*such*device kernel=cuda/portable\n", DENSE_F16, usual);
     assert_null(strstr(test_logged, "tune file"));
 }
 
 /* Kernels that refuse are skipped: here a kernel for other types, or for another device. */
 static void test_refusals(void **state) {
     (void)state;
-    char kernel[64];
-    run("kernel=cuda/sm90,cuda/none,cuda/portable\n", DENSE_F32, kernel);
-    assert_string_equal(kernel, "cuda/portable");
+    runs("kernel=cuda/sm90,cuda/none,cuda/portable\n", DENSE_F32, "cuda/portable");
     assert_logged("cuda/sm90, preferred by tune file ");
     assert_logged("is passed over: no cuda kernel accepts the problem: sm90: ");
     assert_logged("is passed over: kernel: cuda has no kernel named 'none'");
     assert_logged("cuda:0: cuda/portable is preferred by tune file ");
-    run("kernel=cuda/none\nkernel=cuda/portable\n", DENSE_F32, kernel);
-    assert_string_equal(kernel, "cuda/portable");
+    runs("kernel=cuda/none\nkernel=cuda/portable\n", DENSE_F32, "cuda/portable");
     assert_null(strstr(test_logged, "is preferred by"));
 }
 

@@ -337,10 +337,10 @@ int main(void) {
         TEST(test_same_plan_again),
         TEST(test_server_again),
         TEST(test_gradients_again),
-        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
-        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
-        LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),
-        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_OPERATION, 0),
+        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0, 0),
+        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1, 1),
+        LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1, 3),
+        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_OPERATION, 0, 2),
         TEST(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);

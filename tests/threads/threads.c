@@ -190,11 +190,9 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    tess_plan_release(all->backward);
-    tess_plan_release(all->prefill);
-    tess_plan_release(all->chunk);
     pthread_barrier_destroy(&all->start);
-    tess_plan_release(all->plan);
+    tess_plan *const plans[] = {all->backward, all->prefill, all->chunk, all->plan};
+    for (size_t n = 0; n < sizeof plans / sizeof *plans; n++) tess_plan_release(plans[n]);
     tess_layout_release(all->layout);
     tess_device_release(all->device);
     tess_runtime_release(all->runtime);
@@ -459,10 +457,8 @@ IN_THREADS(mixture)
 IN_THREADS(own_runtime)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(test_run_shared_plan), TEST(test_run_shared_gradients), TEST(test_make_everything),
-        TEST(test_ask_everything),  TEST(test_share_a_pool),         TEST(test_fail_in_own_way),
-        TEST(test_mixture),         TEST(test_own_runtime),
-    };
-    return cmocka_run_group_tests_name("threads", tests, setup, teardown);
+    return RUN_GROUP("threads", setup, teardown, TEST(test_run_shared_plan),
+                     TEST(test_run_shared_gradients), TEST(test_make_everything),
+                     TEST(test_ask_everything), TEST(test_share_a_pool), TEST(test_fail_in_own_way),
+                     TEST(test_mixture), TEST(test_own_runtime));
 }

@@ -256,6 +256,13 @@ static void instance_check(const instance *c) {
     for (uint32_t s = 0; s < c->b.n_sequences; s++) check_sequence(c, s);
 }
 
+/* One of which nothing but that is of interest. */
+static void instance_try(instance *c) {
+    instance_plan(c);
+    instance_check(c);
+    instance_free(c);
+}
+
 static tess_pattern dense_pattern(int32_t block) {
     return (tess_pattern){
         .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = block};
@@ -300,9 +307,7 @@ static void test_tall_tiles(void **state) {
         instance_random(&c, &seed);
         batch_resize(&c.b, &seed, (int32_t)test_between(&seed, 1, 4), 80);
         c.tile_rows = (uint32_t)test_between(&seed, 60, 100000);
-        instance_plan(&c);
-        instance_check(&c);
-        instance_free(&c);
+        instance_try(&c);
     }
 }
 
@@ -546,8 +551,8 @@ static void test_too_many_entries(void **state) {
 static void test_failing_memory(void **state) {
     (void)state;
     uint64_t seed = 33;
+    instance c;
     for (int n = 0; n < 60; n++) {
-        instance c;
         instance_random(&c, &seed);
         bool done = false;
         for (uint64_t k = 1; !done; k++) {

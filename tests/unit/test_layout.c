@@ -489,9 +489,9 @@ static void test_classes(void **state) {
 
 static void test_failing_memory(void **state) {
     (void)state;
+    spec x;
     uint64_t seed = 14;
     for (int n = 0; n < 60; n++) {
-        spec x;
         spec_random(&x, &seed, 80);
         x.layout.pattern = &x.pattern;
         for (int sticky = 0; sticky < 2; sticky++) {

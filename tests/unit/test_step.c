@@ -100,11 +100,8 @@ static void instance_free(instance *c) {
     tess_pools_release(&c->pools, runtime);
     tess_layout_release(c->layout);
     spec_free(&c->x);
-    free(c->tables);
-    free(c->step);
-    free(c->cu_rows);
-    free(c->kv_lens);
-    free(c->q_first);
+    void *const memory[] = {c->tables, c->step, c->cu_rows, c->kv_lens, c->q_first};
+    for (size_t n = 0; n < sizeof memory / sizeof *memory; n++) free(memory[n]);
 }
 
 static void instance_random(instance *c, uint64_t *seed) {

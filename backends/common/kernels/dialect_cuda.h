@@ -6,19 +6,8 @@
 #ifndef TESS_DIALECT_CUDA_H
 #define TESS_DIALECT_CUDA_H
 
-#include "args.h"
-#include "language_cuda.h"
-#include "words.h"
+#include "numbers_cuda.h"
 
-typedef long long tess_offset;
-
-/* Of conditions, without branches. */
-#define TESS_AND(a, b)       ((a) & (b))
-#define TESS_OR(a, b)        ((a) | (b))
-#define TESS_OFFSET(x)       ((tess_offset)(x))
-#define TESS_INT(x)          ((int)(x))
-#define TESS_UINT(x)         ((uint)(x))
-#define TESS_FLOAT(x)        ((float)(x))
 #define TESS_UNROLL          _Pragma("unroll")
 #define TESS_NO_UNROLL       _Pragma("unroll 1")
 #define TESS_UNROLL_4        _Pragma("unroll 4")

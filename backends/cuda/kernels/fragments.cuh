@@ -1,12 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels on mma.sync share: where matrices lie in shared memory, and the online softmax of
- * scores in the registers of an accumulator. */
+/* What kernels on mma.sync share: copies of rows, where matrices lie in shared memory, and the
+ * online softmax of scores in the registers of an accumulator. */
 #ifndef TESS_CUDA_FRAGMENTS_CUH
 #define TESS_CUDA_FRAGMENTS_CUH
 
 #include "mma.cuh"
 
 namespace tess {
+
+/* Copies a thread's elements of a row of UNITS units into shared memory: its unit `unit` and every
+ * GROUP-th from there on; zeros past `units`. */
+template <int UNITS, int GROUP>
+__device__ __forceinline__ void copy_units(uint32_t to, const uint16_t *row, int unit, int units,
+                                           bool wide) {
+    if (wide) {
+#pragma unroll
+        for (int c = 0; c < UNITS; c += GROUP)
+            cp_async_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
+    } else {
+#pragma unroll 1
+        for (int c = 0; c < UNITS; c += GROUP)
+            store_unit(to + c * 16, c + unit < units ? read_unit(row + (c + unit) * 8, false)
+                                                     : make_uint4(0, 0, 0, 0));
+    }
+}
 
 /* Rows of D elements in shared memory. Within a row, units of 16 bytes trade places with others of
  * their group, so that 8 rows of one column are in different banks. */

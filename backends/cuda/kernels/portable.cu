@@ -7,6 +7,7 @@
 #include "paging_cuda.h"
 #include "step_cuda.h"
 
+#ifndef TESS_FEWEST /* few.cuh: a type of 16 bits is enough */
 #define TESS_DTYPE_NAME f32
 #define TESS_ELEMENT    float
 #include "instances.inl"
@@ -22,6 +23,7 @@
 #include "backward_instances.inl"
 #undef TESS_DTYPE_NAME
 #undef TESS_ELEMENT
+#endif
 
 #define TESS_DTYPE_NAME bf16
 #define TESS_ELEMENT    tess_bf16

@@ -100,16 +100,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
     __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, bool there,
                                              bool wide) const {
         const int unit = thread % GROUP, units = there ? a->common.head_dim / 8 : 0;
-        if (wide) {
-#pragma unroll
-            for (int c = 0; c < UNITS; c += GROUP)
-                cp_async_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
-        } else {
-#pragma unroll 1
-            for (int c = 0; c < UNITS; c += GROUP)
-                store_unit(to + c * 16, c + unit < units ? read_unit(row + (c + unit) * 8, false)
-                                                         : make_uint4(0, 0, 0, 0));
-        }
+        copy_units<UNITS, GROUP>(to, row, unit, units, wide);
     }
 
     /* The same for a key; zeros where there is none. */

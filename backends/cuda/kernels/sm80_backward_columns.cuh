@@ -66,12 +66,7 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
     static_assert(Pass::SCORE_N == 2, "two warps have the same keys");
     static_assert(Pass::STEP <= 64 && Pass::STEP % 32 == 0 && Pass::TILE <= Pass::THREADS,
                   "threads have one row and one key at most");
-    using Pass::a;
-    using Pass::dp;
-    using Pass::lane;
-    using Pass::s;
-    using Pass::thread;
-    using Pass::warp;
+    using Pass::a, Pass::dp, Pass::lane, Pass::s, Pass::thread, Pass::warp;
 
     enum {
         P_WEIGHTS = SKEWED ? 2 : 1, /* behind dS of one or two steps */

@@ -159,16 +159,7 @@ struct backward_pass {
                                              bool wide) const {
         const int unit = thread % GROUP, units = row ? a->common.head_dim / 8 : 0;
         if (!row) row = (const uint16_t *)first;
-        if (wide) {
-#pragma unroll
-            for (int c = 0; c < UNITS; c += GROUP)
-                cp_async_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
-        } else {
-#pragma unroll 1
-            for (int c = 0; c < UNITS; c += GROUP)
-                store_unit(to + c * 16, c + unit < units ? read_unit(row + (c + unit) * 8, false)
-                                                         : make_uint4(0, 0, 0, 0));
-        }
+        copy_units<UNITS, GROUP>(to, row, unit, units, wide);
     }
 
     /* ---------------------------------------------------------------- products */

@@ -31,12 +31,7 @@ template <typename Pass> struct rows_pass : Pass {
     typedef rows_memory<Pass::TILE, Pass::STEP> memory;
     static_assert(sizeof(memory) <= TESS_SM80_BACKWARD_ROWS_HEADER,
                   "the host asks for enough shared memory");
-    using Pass::a;
-    using Pass::dp;
-    using Pass::lane;
-    using Pass::s;
-    using Pass::thread;
-    using Pass::warp;
+    using Pass::a, Pass::dp, Pass::lane, Pass::s, Pass::thread, Pass::warp;
 
     memory *m;
     float sums[Pass::UM][Pass::UN][4]; /* dQ */

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Included before a source of a build with TESSERA_DEVICE_CODE=few, which sees that every line of
+ * it compiles and is run nowhere: a few shapes in place of all, each in one type, which between
+ * them have every way through the sources. With TESS_FEWEST, for an architecture beside the one
+ * that has these, only what sources do for it alone matters, and one shape has that.
+ *
+ * A list of shapes is given the name of the macro that makes a kernel of one; what is pasted in
+ * front of it leads to the shapes of that name.
+ */
+#ifndef TESS_CUDA_FEW_CUH
+#define TESS_CUDA_FEW_CUH
+
+#include "decode_args.h"
+#include "sm80_args.h"
+#include "sm80_backward_args.h"
+#include "sm90_args.h"
+#include "sm90_backward_args.h"
+
+#undef TESS_SM80_INSTANCES
+#undef TESS_SM80_BACKWARD_SHAPES
+#undef TESS_SM80_BACKWARD_SKEWED_SHAPES
+#undef TESS_SM90_INSTANCES
+#undef TESS_SM90_BACKWARD_INSTANCES
+#undef TESS_DECODE_INSTANCES
+#undef TESS_DECODE_CODED_INSTANCES
+
+#define TESS_SM80_INSTANCES(X)              TESS_FEW_SM80_##X
+#define TESS_SM80_BACKWARD_SHAPES(X)        TESS_FEW_SM80_BACKWARD_##X
+#define TESS_SM80_BACKWARD_SKEWED_SHAPES(X) TESS_FEW_SM80_BACKWARD_##X
+#define TESS_SM90_INSTANCES(X)              TESS_FEW_SM90_##X
+#define TESS_SM90_BACKWARD_INSTANCES(X)     TESS_FEW_SM90_BACKWARD_##X
+#define TESS_DECODE_INSTANCES(X)            TESS_FEW_DECODE_##X
+#define TESS_DECODE_CODED_INSTANCES(X)      TESS_FEW_DECODE_##X
+
+/* Three warpgroups and two, stages of 128 keys and of 64. */
+#define TESS_FEW_SM90_BF16          BF16(64, 128, 3, 2, 4, 5)
+#define TESS_FEW_SM90_F16           F16(192, 64, 2, 1, 3, 4)
+#define TESS_FEW_SM90_BACKWARD_BF16 BF16(64, 128)
+#define TESS_FEW_SM90_BACKWARD_F16  F16(128, 64)
+
+/* Tiles of 128 rows, and of 64 or 32. */
+#define TESS_FEW_SM80_BF16                  BF16(96, 128, 2, 2)
+#define TESS_FEW_SM80_BACKWARD_BF16_ROWS    BF16_ROWS(64, 128, 64, 8, 2, 4, 4, 2)
+#define TESS_FEW_SM80_BACKWARD_BF16_COLUMNS BF16_COLUMNS(64, 128, 64, 8, 2, 4, 4, 2)
+#define TESS_FEW_SM80_BACKWARD_BF16_SINGLE  BF16_SINGLE(64, 128, 64, 8, 2, 4, 4, 2)
+#define TESS_FEW_SM80_BACKWARD_BF16_SKEWED  BF16_SKEWED(64, 128, 64, 8, 2, 4, 4, 2)
+#define TESS_FEW_DECODE_BF16                BF16(64, 32, 3)
+#define TESS_FEW_DECODE_E4M3_BF16           E4M3_BF16(64, 16, 4)
+#define TESS_FEW_DECODE_I8_BF16             I8_BF16(64, 16, 4)
+#ifdef TESS_FEWEST
+#define TESS_FEW_SM80_F16
+#define TESS_FEW_SM80_BACKWARD_F16_ROWS
+#define TESS_FEW_SM80_BACKWARD_F16_COLUMNS
+#define TESS_FEW_SM80_BACKWARD_F16_SINGLE
+#define TESS_FEW_SM80_BACKWARD_F16_SKEWED
+#define TESS_FEW_DECODE_F16
+#define TESS_FEW_DECODE_E4M3_F16
+#define TESS_FEW_DECODE_I8_F16
+#else
+#define TESS_FEW_SM80_F16                  F16(192, 64, 1, 3)
+#define TESS_FEW_SM80_BACKWARD_F16_ROWS    F16_ROWS(256, 32, 32, 4, 1, 2, 1, 2)
+#define TESS_FEW_SM80_BACKWARD_F16_COLUMNS F16_COLUMNS(256, 32, 32, 4, 1, 2, 1, 2)
+#define TESS_FEW_SM80_BACKWARD_F16_SINGLE  F16_SINGLE(256, 32, 32, 4, 1, 2, 1, 2)
+#define TESS_FEW_SM80_BACKWARD_F16_SKEWED  F16_SKEWED(128, 128, 64, 8, 2, 4, 4, 2)
+#define TESS_FEW_DECODE_F16                F16(256, 16, 1)
+#define TESS_FEW_DECODE_E4M3_F16           E4M3_F16(128, 16, 3)
+#define TESS_FEW_DECODE_I8_F16             I8_F16(128, 16, 3)
+#endif
+
+#endif /* TESS_CUDA_FEW_CUH */
