@@ -40,7 +40,6 @@ static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * 
 #define TESS_AND(a, b)       ((a) & (b))
 #define TESS_OR(a, b)        ((a) | (b))
 #define TESS_UNROLL
-#define TESS_NO_UNROLL
 #define TESS_GROUP          ((uint)get_group_id(0))
 #define TESS_FLAGS          (args.flags)
 #define TESS_MINUS_INFINITY (-INFINITY)
@@ -57,7 +56,7 @@ typedef tess::f16_t element_type;
 typedef tess::bf16_t element_type;
 #endif
 static uint nv_shared_address(const void *p) { return tess::shared_address(p); }
-static uint nv_thread_now() { return lockstep::current->index; }
+static uint nv_lane() { return tess::lane_volatile(); }
 static void nv_copy_unit(uint to, const ushort *from, uint bytes) {
     tess::cp_async_unit(to, from, (int)bytes);
 }
@@ -77,13 +76,6 @@ static uint nv_pack(float low, float high) { return tess::pack<element_type>(low
 static uint nv_exchange(uint x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
 static float nv_exchange_float(float x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
 static bool nv_any(bool x) { return __any_sync(~0u, x); }
-static int nv_redux(int x, bool most) {
-    int all[32];
-    for (int n = 0; n < 32; n++) all[n] = lockstep::shuffle(x, (unsigned)n);
-    return most ? *std::max_element(all, all + 32) : *std::min_element(all, all + 32);
-}
-static int nv_least(int x) { return nv_redux(x, false); }
-static int nv_most(int x) { return nv_redux(x, true); }
 static float nv_max(float a, float b) { return fmaxf(a, b); }
 static float nv_add(float a, float b) { return a + b; }
 static float nv_multiply(float a, float b) { return a * b; }
