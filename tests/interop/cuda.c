@@ -566,10 +566,7 @@ static void test_bad_runs(void **state) {
 int main(void) {
     const int devices = find_driver();
     int failed = 0;
-    if (devices == 0) {
-        const char *require = getenv("TESSERA_REQUIRE");
-        return require && strstr(require, "cuda") ? 1 : 77;
-    }
+    if (devices == 0) return left_out();
     for (int d = 0; d < devices && d < 2; d++) {
         for (size_t n = 0; n < sizeof variants / sizeof *variants; n++) {
             static app a;
