@@ -10,6 +10,8 @@ run() {
     sh "$here/run_in.sh" "$folder" "$program" --device vulkan --masks "$masks" \
     --line "$1 dtype=f16"
 }
+# There are no other devices beside the drivers of FOLDER.
+[ -z "${TESSERA_REQUIRE:-}" ] || export TESSERA_REQUIRE=vulkan
 # Where no kernel is named to a test, it takes this one, and fails if that refuses.
 export TESSERA_KERNEL=vulkan/coopmat
 program=$1
