@@ -57,17 +57,27 @@ typedef tess::bf16_t element_type;
 #endif
 static uint nv_shared_address(const void *p) { return tess::shared_address(p); }
 static uint nv_lane() { return tess::lane_volatile(); }
+/* The device ends a kernel that reads 16 bytes from elsewhere, and the host does not mind. */
+static uint whole_unit(uint at) {
+    if (at % 16 != 0) {
+        fprintf(stderr, "nvidia.cpp: byte %u of shared memory is no multiple of 16\n", at);
+        abort();
+    }
+    return at;
+}
 static void nv_copy_unit(uint to, const ushort *from, uint bytes) {
-    tess::cp_async_unit(to, from, (int)bytes);
+    tess::cp_async_unit(whole_unit(to), from, (int)bytes);
 }
 static void nv_copies_wait() { tess::cp_async_wait_all(); }
 static void nv_store_unit(uint to, const uint *x) {
-    tess::store_unit(to, make_uint4(x[0], x[1], x[2], x[3]));
+    tess::store_unit(whole_unit(to), make_uint4(x[0], x[1], x[2], x[3]));
 }
-static void nv_load_unit(uint *x, uint from) { memcpy(x, lockstep::shared(from, 16), 16); }
-static void nv_ldmatrix(uint *m, uint at) { tess::ldmatrix(*(uint32_t(*)[4])m, at); }
+static void nv_load_unit(uint *x, uint from) {
+    memcpy(x, lockstep::shared(whole_unit(from), 16), 16);
+}
+static void nv_ldmatrix(uint *m, uint at) { tess::ldmatrix(*(uint32_t(*)[4])m, whole_unit(at)); }
 static void nv_ldmatrix_transposed(uint *m, uint at) {
-    tess::ldmatrix_transposed(*(uint32_t(*)[4])m, at);
+    tess::ldmatrix_transposed(*(uint32_t(*)[4])m, whole_unit(at));
 }
 static void nv_mma(float *c, const uint *a, uint b0, uint b1) {
     tess::mma<element_type>(*(float(*)[4])c, *(const uint32_t(*)[4])a, b0, b1);
