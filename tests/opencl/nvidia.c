@@ -90,7 +90,7 @@ const char *nvidia_source(const char *source, size_t size) {
 }
 
 const char *nvidia_options(cl_program program, const char *options) {
-    static _Thread_local char stub[MOST_OPTIONS];
+    static _Thread_local char own[MOST_OPTIONS];
     unsigned dtype = 0, dims = 0;
     lockstep_fn *run = NULL;
     if (options && strstr(options, "TESS_HELD")) {
@@ -101,12 +101,12 @@ const char *nvidia_options(cl_program program, const char *options) {
 #define CHOOSE(number, most) \
     if (dtype == (number) && dims == (most)) run = nvidia_lockstep_##number##_##most;
         INSTANCES(CHOOSE)
-        snprintf(stub, sizeof stub, "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u", dtype, dims);
+        snprintf(own, sizeof own, "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u", dtype, dims);
     }
     pthread_mutex_lock(&lock);
     find(program)->run = run;
     pthread_mutex_unlock(&lock);
-    return run ? stub : options;
+    return run ? own : options;
 }
 
 void nvidia_buffer(cl_mem buffer, size_t size) {
