@@ -40,6 +40,8 @@ static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * 
 #define TESS_AND(a, b)       ((a) & (b))
 #define TESS_OR(a, b)        ((a) | (b))
 #define TESS_UNROLL
+#define TESS_NO_UNROLL
+#define TESS_NO_UNROLL
 #define TESS_GROUP          ((uint)get_group_id(0))
 #define TESS_FLAGS          (args.flags)
 #define TESS_MINUS_INFINITY (-INFINITY)
@@ -56,7 +58,7 @@ typedef tess::f16_t element_type;
 typedef tess::bf16_t element_type;
 #endif
 static uint nv_shared_address(const void *p) { return tess::shared_address(p); }
-static uint nv_lane() { return tess::lane_volatile(); }
+static uint nv_thread_now() { return lockstep::current->index; }
 /* The device ends a kernel that reads 16 bytes from elsewhere, and the host does not mind. */
 static uint whole_unit(uint at) {
     if (at % 16 != 0) {
@@ -86,6 +88,21 @@ static uint nv_pack(float low, float high) { return tess::pack<element_type>(low
 static uint nv_exchange(uint x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
 static float nv_exchange_float(float x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
 static bool nv_any(bool x) { return __any_sync(~0u, x); }
+template <typename T, typename F> static T nv_all(T x, F f) {
+    T all[32];
+    for (int n = 0; n < 32; n++) all[n] = lockstep::shuffle(x, (unsigned)n);
+    for (int n = 1; n < 32; n++) all[0] = f(all[0], all[n]);
+    return all[0];
+}
+static int nv_least(int x) {
+    return nv_all(x, [](int a, int b) { return min(a, b); });
+}
+static int nv_most(int x) {
+    return nv_all(x, [](int a, int b) { return max(a, b); });
+}
+static uint nv_union(uint x) {
+    return nv_all(x, [](uint a, uint b) { return a | b; });
+}
 static float nv_max(float a, float b) { return fmaxf(a, b); }
 static float nv_add(float a, float b) { return a + b; }
 static float nv_multiply(float a, float b) { return a * b; }
