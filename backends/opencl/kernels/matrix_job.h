@@ -34,6 +34,15 @@ TESS_STRUCT(matrix_bounds) {
     uint blocks;         /* ... of their query blocks */
 };
 
+/* What finding keys needs. */
+TESS_STRUCT(matrix_source) {
+    uint job, count;        /* where the job's words begin; its keys */
+    int first_block, sinks; /* the query block of the tile's first row; of a window */
+    tess_offset k, v;       /* where keys are found from */
+    tess_tile tile;
+    tess_key_walk walk;
+};
+
 /* Aligned to 16 bytes, if the structure is, are `rows` and every list of `keys`. */
 TESS_STRUCT(matrix_job) {
     matrix_row rows[TESS_ROWS];
@@ -41,11 +50,7 @@ TESS_STRUCT(matrix_job) {
     matrix_place places[2][TESS_KEYS];
     matrix_bounds bounds[TESS_THREADS / TESS_LANES];
     uint masked[TESS_LISTS]; /* the list's stage, if any of its keys needs the mask */
-    uint count, job;         /* keys of the job, and where its words begin */
-    int first_block, sinks;  /* the query block of the tile's first row; of a window */
-    tess_offset k, v;        /* where keys are found from */
-    tess_tile tile;
-    tess_key_walk walk;
+    matrix_source source;
 };
 
 /* Where rows begin that have 16 bytes alignment, as those have that are `strides` away. */
@@ -57,42 +62,80 @@ MATRIX_FUNCTION uint matrix_head_row(uint in_tile, tess_tile tile) {
     return head << 16 | (r - head * tile.rows);
 }
 
-/* Leaves in local memory what finding keys needs, and the bounds of rows. A barrier comes next. */
-MATRIX_FUNCTION void matrix_begin(__local matrix_job *m, uint job, tess_tile tile TESS_TABLES) {
-    const int first_block = tess_floor_div(tile.position, TESS_INT(args.block));
-    if (TESS_THREAD == 0u) {
-        const tess_origin origin = tess_find_origin(job TESS_TABLES_OF_KERNEL);
-        const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
-        m->walk = walk;
-        m->tile = tile;
-        m->job = job;
-        m->first_block = first_block;
-        m->count = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL);
-        m->k = TESS_FIRST_OF(k, origin.batch, origin.start, origin.head);
-        m->v = TESS_FIRST_OF(v, origin.batch, origin.start, origin.head);
-        m->sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
+/* All threads find the same at once: a branch for one of them would make the others wait. */
+MATRIX_FUNCTION matrix_source matrix_find(uint job, tess_tile tile TESS_TABLES) {
+    const tess_origin origin = tess_find_origin(job TESS_TABLES_OF_KERNEL);
+    matrix_source source;
+    source.job = job;
+    source.tile = tile;
+    source.walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
+    source.count = tess_count_keys(source.walk, tile TESS_TABLES_OF_KERNEL);
+    source.first_block = tess_floor_div(tile.position, TESS_INT(args.block));
+    source.sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
                        ? TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_SINKS))
                        : 0;
-        for (uint n = 0u; n < TESS_LISTS; n++) m->masked[n] = ~0u;
-    }
-    if (TESS_THREAD < TESS_ROWS) {
-        const tess_row row =
-            tess_find_row(tess_min(TESS_THREAD, tile.packed_rows - 1u), tile TESS_TABLES_OF_KERNEL);
-        matrix_row own;
-        own.low = row.window_low;
-        own.last = row.causal < MATRIX_NOT_THERE ? row.causal : MATRIX_NOT_THERE - 1;
-        own.high = row.window_high < own.last ? row.window_high : own.last;
-        own.block = 1u << (row.block - first_block);
-        m->rows[TESS_THREAD] = own;
-    }
+    source.k = TESS_FIRST_OF(k, origin.batch, origin.start, origin.head);
+    source.v = TESS_FIRST_OF(v, origin.batch, origin.start, origin.head);
+    return source;
 }
 
-/* Leaves the bounds of the subgroup's rows. */
+MATRIX_FUNCTION void matrix_find_row(__local matrix_job *m, const matrix_source *source,
+                                     uint r TESS_TABLES) {
+    const tess_row row = tess_find_row(tess_min(r, source->tile.packed_rows - 1u),
+                                       source->tile TESS_TABLES_OF_KERNEL);
+    matrix_row own;
+    own.low = row.window_low;
+    own.last = row.causal < MATRIX_NOT_THERE ? row.causal : MATRIX_NOT_THERE - 1;
+    own.high = row.window_high < own.last ? row.window_high : own.last;
+    own.block = 1u << (row.block - source->first_block);
+    m->rows[r] = own;
+}
+
+/* Writes an entry of a stage's list. */
+MATRIX_FUNCTION void matrix_list_key(__local matrix_job *m, const matrix_source *source, uint stage,
+                                     uint nth TESS_PAGES) {
+    const uint u = stage * TESS_KEYS + nth, count = source->count, list = stage % TESS_LISTS;
+    const tess_key key =
+        tess_find_key(tess_min(u, count - 1u), source->walk, source->tile TESS_TABLES_OF_KERNEL);
+    /* query blocks of the tile up to the last that keeps the key */
+    const tess_offset blocks = TESS_OFFSET(key.last_block) - source->first_block + 1;
+    tess_place place;
+    place.page = 0u;
+    place.token = key.token;
+    if (TESS_IS_CACHED) place = tess_find_place(key.token, source->job TESS_PAGES_OF_KERNEL);
+    const bool there = u < count && place.page != TESS_ABSENT;
+    matrix_place at;
+    at.k = source->k + TESS_OFFSET(place.page) * args.k_batch +
+           TESS_OFFSET(place.token) * args.k_token;
+    at.v = source->v + TESS_OFFSET(place.page) * args.v_batch +
+           TESS_OFFSET(place.token) * args.v_token;
+    if (!there) at.k = at.v = TESS_OFFSET(-1);
+    matrix_key own;
+    own.position = there ? TESS_INT(key.token) : MATRIX_NOT_THERE;
+    own.kept = blocks <= 0 ? 0u : blocks >= 32 ? key.bits : key.bits & ((1u << blocks) - 1u);
+    m->places[stage % 2u][nth] = at;
+    m->keys[list][nth] = own;
+    /* Others may write the same here. */
+    if (!there || key.position != TESS_INT_MIN) m->masked[list] = stage;
+}
+
+/* What comes before the first stage: bounds of rows, the lists of two stages, and what finds
+ * others. A barrier comes next. */
+MATRIX_FUNCTION void matrix_begin(__local matrix_job *m, const matrix_source *source TESS_PAGES) {
+    const uint stage = TESS_THREAD / TESS_KEYS;
+    if (TESS_THREAD == 0u) m->source = *source;
+    for (uint r = TESS_THREAD; r < TESS_ROWS; r += TESS_THREADS)
+        matrix_find_row(m, source, r TESS_TABLES_OF_KERNEL);
+    if (stage < 2u && stage * TESS_KEYS < source->count)
+        matrix_list_key(m, source, stage, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
+}
+
+/* Leaves the bounds of the rows of a subgroup, which alone reads them. */
 MATRIX_FUNCTION void matrix_bound_rows(__local matrix_job *m) {
     const uint own = TESS_THREAD / TESS_LANES, lane = TESS_THREAD % TESS_LANES;
     matrix_bounds all = {TESS_INT_MAX, TESS_INT_MIN, TESS_INT_MIN, TESS_INT_MIN, TESS_INT_MAX, 0u};
-    for (uint n = lane; n < lane + TESS_OWN; n += TESS_LANES) {
-        const matrix_row row = m->rows[own * TESS_OWN + n % TESS_OWN];
+    TESS_UNROLL for (uint n = 0u; n < TESS_OWN; n += TESS_LANES) {
+        const matrix_row row = m->rows[own * TESS_OWN + (n + lane) % TESS_OWN];
         all.low = row.low < all.low ? row.low : all.low;
         all.high = row.high > all.high ? row.high : all.high;
         all.last = row.last > all.last ? row.last : all.last;
@@ -109,32 +152,6 @@ MATRIX_FUNCTION void matrix_bound_rows(__local matrix_job *m) {
     if (lane == 0u) m->bounds[own] = all;
 }
 
-/* Writes an entry of a stage's list. */
-MATRIX_FUNCTION void matrix_list_key(__local matrix_job *m, uint stage, uint nth TESS_PAGES) {
-    const tess_key_walk walk = m->walk;
-    const tess_tile tile = m->tile;
-    const uint u = stage * TESS_KEYS + nth, count = m->count, list = stage % TESS_LISTS;
-    const tess_key key = tess_find_key(tess_min(u, count - 1u), walk, tile TESS_TABLES_OF_KERNEL);
-    /* query blocks of the tile up to the last that keeps the key */
-    const tess_offset blocks = TESS_OFFSET(key.last_block) - m->first_block + 1;
-    tess_place place;
-    place.page = 0u;
-    place.token = key.token;
-    if (TESS_IS_CACHED) place = tess_find_place(key.token, m->job TESS_PAGES_OF_KERNEL);
-    const bool there = u < count && place.page != TESS_ABSENT;
-    matrix_place at;
-    at.k = m->k + TESS_OFFSET(place.page) * args.k_batch + TESS_OFFSET(place.token) * args.k_token;
-    at.v = m->v + TESS_OFFSET(place.page) * args.v_batch + TESS_OFFSET(place.token) * args.v_token;
-    if (!there) at.k = at.v = TESS_OFFSET(-1);
-    matrix_key own;
-    own.position = there ? TESS_INT(key.token) : MATRIX_NOT_THERE;
-    own.kept = blocks <= 0 ? 0u : blocks >= 32 ? key.bits : key.bits & ((1u << blocks) - 1u);
-    m->places[stage % 2u][nth] = at;
-    m->keys[list][nth] = own;
-    /* Others may write the same here. */
-    if (!there || key.position != TESS_INT_MIN) m->masked[list] = stage;
-}
-
 /* What a subgroup's rows keep of a stage. */
 #define MATRIX_NONE 0u
 #define MATRIX_SOME 1u
@@ -143,7 +160,7 @@ MATRIX_FUNCTION uint matrix_keeps(const __local matrix_job *m, uint stage) {
     const uint list = stage % TESS_LISTS;
     if (m->masked[list] != stage) return MATRIX_ALL;
     const matrix_bounds own = m->bounds[TESS_THREAD / TESS_LANES];
-    const int sinks = m->sinks;
+    const int sinks = m->source.sinks;
     bool some = false, all = true;
     TESS_UNROLL for (uint n = 0u; n < TESS_KEYS; n += TESS_LANES) {
         const matrix_key key = m->keys[list][(n + TESS_THREAD % TESS_LANES) % TESS_KEYS];

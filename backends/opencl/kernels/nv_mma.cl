@@ -126,38 +126,43 @@ MATRIX_FUNCTION void nv_copy_rows(uint to, const __global ushort *from,
 #define NV_DIM(n) \
     ((n) / 4u * 16u + (n) % 4u / 2u * 8u < args.head_dim ? (n) / 4u * 16u + (n) % 4u / 2u * 8u : 0u)
 
+TESS_STRUCT(nv_operands) { uint word[TESS_TILES][TESS_STEPS][4]; };
+
 /* Loads the thread's operands of Q: of the rows lane / 4 and that + 8 of each 16, elements
- * lane % 4 * 2 + {0, 1} of each 8. A scale below 0 changes the sign of scores, and so of Q;
- * exponentials are made with its magnitude. */
-MATRIX_FUNCTION void nv_load_q(nv_thread *w, __local nv_memory *m, const __global ushort *Q,
-                               tess_offset first, tess_tile tile, const tess_args args) {
-    const uint thread = TESS_THREAD, lane = thread % 32u,
-               sign = args.scale < 0.0f ? 0x80008000u : 0u;
+ * lane % 4 * 2 + {0, 1} of each 8. All loads come before what is done with any of them. */
+MATRIX_FUNCTION void nv_load_q(nv_operands *q, const __global ushort *Q, tess_offset first,
+                               tess_tile tile, const tess_args args) {
+    const uint thread = TESS_THREAD, lane = thread % 32u;
     const bool even =
         (((uintptr_t)(Q + first)) & 3u) == 0u && ((args.q_token | args.q_head) & 1) == 0;
-    /* All loads come before what is done with any of them. */
-    uint word[TESS_TILES][TESS_STEPS][4];
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
         const __global ushort *row =
             Q + first + TESS_ROW_OFFSET(q, matrix_head_row(nv_row_of(t, r, thread), tile)) +
             lane % 4u * 2u;
         if (even) {
-            TESS_UNROLL for (uint n = r; n < TESS_STEPS * 4u; n += 2u) word[t][n / 4u][n % 4u] =
+            TESS_UNROLL for (uint n = r; n < TESS_STEPS * 4u; n += 2u) q->word[t][n / 4u][n % 4u] =
                 *(const __global uint *)(row + NV_DIM(n));
         } else {
-            TESS_UNROLL for (uint n = r; n < TESS_STEPS * 4u; n += 2u) word[t][n / 4u][n % 4u] =
+            TESS_UNROLL for (uint n = r; n < TESS_STEPS * 4u; n += 2u) q->word[t][n / 4u][n % 4u] =
                 nv_pair(row + NV_DIM(n));
         }
     }
+}
+
+/* Puts them where products find them. A scale below 0 changes the sign of scores, and so of Q;
+ * exponentials are made with its magnitude. */
+MATRIX_FUNCTION void nv_keep_q(nv_thread *w, __local nv_memory *m, nv_operands *q,
+                               const tess_args args) {
+    const uint sign = args.scale < 0.0f ? 0x80008000u : 0u;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++)
         TESS_UNROLL for (uint x = 0u; x < TESS_STEPS; x++) {
-        TESS_UNROLL for (uint i = 0u; i < 4u; i++) word[t][x][i] =
-            x * 16u + i / 2u * 8u < args.head_dim ? word[t][x][i] ^ sign : 0u;
+        uint *const word = q->word[t][x];
+        TESS_UNROLL for (uint i = 0u; i < 4u; i++) word[i] =
+            x * 16u + i / 2u * 8u < args.head_dim ? word[i] ^ sign : 0u;
         if (x >= TESS_HELD) {
-            nv_store_unit(nv_shared_address(m->q) + nv_spare_at(t, x, thread), word[t][x]);
+            nv_store_unit(nv_shared_address(m->q) + nv_spare_at(t, x, TESS_THREAD), word);
         } else {
-            TESS_UNROLL for (uint i = 0u; i < 4u; i++) w->q[t][x < TESS_HELD ? x : 0u][i] =
-                word[t][x][i];
+            TESS_UNROLL for (uint i = 0u; i < 4u; i++) w->q[t][x < TESS_HELD ? x : 0u][i] = word[i];
         }
     }
 }
@@ -194,7 +199,7 @@ MATRIX_FUNCTION void nv_scores(nv_thread *w, const __local nv_memory *m, uint st
 /* Replaces scores that must not count by minus infinity. */
 MATRIX_FUNCTION void nv_mask(nv_thread *w, const __local matrix_job *m, uint stage, uint thread) {
     const uint keys = nv_shared_address(&m->keys[stage % TESS_LISTS][thread % 4u * 2u]);
-    const int sinks = m->sinks;
+    const int sinks = m->source.sinks;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
         const matrix_row row = m->rows[nv_row_of(t, r, thread)];
         TESS_UNROLL for (uint n = 0u; n < TESS_S; n++) {
@@ -290,7 +295,7 @@ MATRIX_FUNCTION void nv_divide(nv_thread *w) {
 
 MATRIX_FUNCTION void nv_store_partial(const nv_thread *w, const __local matrix_job *m,
                                       __global float *to, float scale_log2, const tess_args args) {
-    const uint thread = TESS_THREAD, lane = thread % 32u, used = m->tile.packed_rows;
+    const uint thread = TESS_THREAD, lane = thread % 32u, used = m->source.tile.packed_rows;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
         const uint row = nv_row_of(t, r, thread);
         if (row >= used) continue;
@@ -330,7 +335,7 @@ MATRIX_FUNCTION void nv_write_unit(__global ushort *to, const uint *x, bool wide
 MATRIX_FUNCTION void nv_store(const nv_thread *w, const __local matrix_job *m, __global ushort *to,
                               __global float *lse, const tess_args args) {
     const uint thread = TESS_THREAD, lane = thread % 32u;
-    const tess_tile tile = m->tile;
+    const tess_tile tile = m->source.tile;
     const bool wide = (((uintptr_t)to) & 15u) == 0u && ((args.o_token | args.o_head) & 7) == 0;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
         const uint row = nv_row_of(t, r, thread), head_row = matrix_head_row(row, tile);
@@ -367,18 +372,21 @@ TESS_FORWARD_KERNEL {
     const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
     const tess_offset q_start =
         TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
-    matrix_begin(own, job, tile TESS_TABLES_OF_KERNEL);
+    if (TESS_THREAD < TESS_LISTS) own->masked[TESS_THREAD] = ~0u;
     TESS_BARRIER;
-    matrix_bound_rows(own);
-    const uint stages = (own->count + TESS_KEYS - 1u) / TESS_KEYS;
+    /* Q is on its way while keys are found. */
+    nv_operands q;
+    nv_load_q(&q, Q, TESS_FIRST(q, tile, q_start, tile.head), tile, args);
+    const matrix_source source = matrix_find(job, tile TESS_TABLES_OF_KERNEL);
+    const uint stages = (source.count + TESS_KEYS - 1u) / TESS_KEYS;
     const float scale_log2 = nv_multiply(args.scale < 0.0f ? -args.scale : args.scale, TESS_LOG2E);
     const bool active = TESS_THREAD / 32u * TESS_TILES * 16u < tile.packed_rows;
-    const bool k_wide = MATRIX_IS_WIDE(K + own->k, args.k_batch | args.k_token),
-               v_wide = MATRIX_IS_WIDE(V + own->v, args.v_batch | args.v_token);
-    if (TESS_THREAD < 2u * TESS_KEYS && TESS_THREAD / TESS_KEYS < stages)
-        matrix_list_key(own, TESS_THREAD / TESS_KEYS, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
+    const bool k_wide = MATRIX_IS_WIDE(K + source.k, args.k_batch | args.k_token),
+               v_wide = MATRIX_IS_WIDE(V + source.v, args.v_batch | args.v_token);
+    matrix_begin(own, &source TESS_PAGES_OF_KERNEL);
     TESS_BARRIER;
     if (stages > 0u) { NV_COPY_STAGE(0u, TESS_THREAD); }
+    matrix_bound_rows(own);
     nv_thread w;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) {
         TESS_UNROLL for (uint y = 0u; y < TESS_O; y++) TESS_UNROLL for (uint e = 0u; e < 4u; e++)
@@ -388,7 +396,7 @@ TESS_FORWARD_KERNEL {
             w.row_sum[t][r] = 0.0f;
         }
     }
-    nv_load_q(&w, m, Q, TESS_FIRST(q, tile, q_start, tile.head), tile, args);
+    nv_keep_q(&w, m, &q, args);
     for (uint i = 0u; i < stages; i++) {
         /* what is computed from it is not kept from one stage to the next: all of it together would
          * take too many registers */
@@ -396,8 +404,10 @@ TESS_FORWARD_KERNEL {
         nv_copies_wait();
         TESS_BARRIER;
         if (i + 1u < stages) { NV_COPY_STAGE(i + 1u, thread); }
-        if (i + 2u < stages && TESS_THREAD / TESS_KEYS == i % (TESS_THREADS / TESS_KEYS))
-            matrix_list_key(own, i + 2u, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
+        if (i + 2u < stages && TESS_THREAD / TESS_KEYS == i % (TESS_THREADS / TESS_KEYS)) {
+            const matrix_source again = own->source;
+            matrix_list_key(own, &again, i + 2u, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
+        }
         if (!active) continue;
         const uint kept = matrix_keeps(own, i);
         if (kept == MATRIX_NONE) continue;
@@ -408,17 +418,17 @@ TESS_FORWARD_KERNEL {
     }
     if (!active) return;
     nv_divide(&w);
-    const uint partial = TESS_WORD(own->job + TESS_WORD_JOB_PARTIAL);
-    const tess_offset row =
-        TESS_WORD64(own->tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(own->tile.row);
+    const uint partial = TESS_WORD(own->source.job + TESS_WORD_JOB_PARTIAL);
+    const tess_offset row = TESS_WORD64(own->source.tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
+                            TESS_OFFSET(own->source.tile.row);
     if (partial != TESS_NO_PARTIAL)
         nv_store_partial(&w, own,
                          workspace + args.partials_at +
                              TESS_OFFSET(partial) * args.partial_rows * (args.head_dim + 2u),
                          scale_log2, args);
     else
-        nv_store(&w, own, O + TESS_FIRST(o, own->tile, row, own->tile.head),
-                 LSE + TESS_FIRST(lse, own->tile, row, own->tile.head), args);
+        nv_store(&w, own, O + TESS_FIRST(o, own->source.tile, row, own->source.tile.head),
+                 LSE + TESS_FIRST(lse, own->source.tile, row, own->source.tile.head), args);
 }
 
 #ifndef TESS_FORWARD_ALONE
