@@ -11,13 +11,12 @@ extern const size_t tess_opencl_intel_dpas_size;
 /* A workgroup takes 64 rows, as many for each lane of a subgroup as there are subgroups. */
 typedef struct shape {
     int32_t head_dim;
-    uint32_t keys; /* of a stage */
+    uint32_t keys[2]; /* of a stage, where subgroups are of 8 and of 16 */
 } shape;
 
 enum { THREADS = 64, MOST_SIZES = 16 };
-static const shape shapes[OPENCL_INTEL_SHAPES] = {{64, 64}, {128, 64}};
+static const shape shapes[OPENCL_INTEL_SHAPES] = {{64, {64, 64}}, {128, {32, 64}}};
 
-/* Those of all types first, and then one for each. */
 static const char *const needed[] = {
     "cl_intel_subgroup_matrix_multiply_accumulate",
     "cl_intel_required_subgroup_size",
@@ -47,9 +46,10 @@ void tess_opencl_intel_find(opencl_device *d) {
 }
 
 /* Of local memory: K and V, Q where registers do not hold it, rows, and what is known of keys. */
-static uint32_t local_bytes(const shape *x) {
-    const uint32_t dims = (uint32_t)x->head_dim, q = x->head_dim > 64 ? 2 * dims * THREADS : 16;
-    return 4 * dims * (x->keys + 1) + q + 16 * THREADS + 48 * x->keys + 512;
+static uint32_t local_bytes(const opencl_device *d, const shape *x) {
+    const uint32_t dims = (uint32_t)x->head_dim, keys = x->keys[d->intel.lanes == 16],
+                   q = x->head_dim > 64 ? 2 * dims * THREADS : 16;
+    return 4 * dims * (keys + 1) + q + 16 * THREADS + 48 * keys + 512;
 }
 
 static const shape *find(int32_t head_dim) {
@@ -58,40 +58,30 @@ static const shape *find(int32_t head_dim) {
     return NULL;
 }
 
-static const char *refuses_device(const opencl_device *d, char *buffer, size_t size) {
-    if (d->intel.lacks) {
-        snprintf(buffer, size, "needs a GPU with matrix engines of Intel, and the device has no %s",
-                 d->intel.lacks);
-        return buffer;
-    }
-    if (d->intel.lanes != 8 && d->intel.lanes != 16) {
-        snprintf(buffer, size, "needs subgroups of 8 or 16, and the device's smallest have %u",
-                 (unsigned)d->intel.lanes);
-        return buffer;
-    }
-    return tess_opencl_fits(d, THREADS, local_bytes(&shapes[0]), buffer, size) ? NULL : buffer;
-}
-
 static const char *refuses(const opencl_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    const char *why = refuses_device(d, buffer, size);
-    if (why || !key) return why;
-    why = tess_portable_refusal(key);
-    if (why) return why;
-    if (key->dtype == TESS_F32) return "dtype is f32, and matrix units take f16 and bf16";
-    if (d->intel.lacks_dtype[key->dtype]) {
-        snprintf(buffer, size, "the device has no %s", d->intel.lacks_dtype[key->dtype]);
-        return buffer;
-    }
-    if (tess_portable_has_codes(key->kv_dtype))
+    const char *why = NULL,
+               *lacks = d->intel.lacks || !key ? d->intel.lacks : d->intel.lacks_dtype[key->dtype];
+    if (lacks)
+        snprintf(buffer, size, "needs a GPU with matrix engines of Intel, and the device has no %s",
+                 lacks);
+    else if (d->intel.lanes != 8 && d->intel.lanes != 16)
+        snprintf(buffer, size, "needs subgroups of 8 or 16, and the device's smallest have %u",
+                 (unsigned)d->intel.lanes);
+    else if (!key)
+        return tess_opencl_fits(d, THREADS, local_bytes(d, shapes), buffer, size) ? NULL : buffer;
+    else if ((why = tess_portable_refusal(key)) != NULL)
+        return why;
+    else if (key->dtype == TESS_F32)
+        return "dtype is f32, and matrix units take f16 and bf16";
+    else if (tess_portable_has_codes(key->kv_dtype))
         return "kv_dtype: K and V of 8 bits are read by portable";
-    const shape *x = find(key->head_dim);
-    if (!x) {
+    else if (!find(key->head_dim))
         snprintf(buffer, size, "head_dim is %d, and registers hold at most %d", (int)key->head_dim,
                  (int)shapes[OPENCL_INTEL_SHAPES - 1].head_dim);
-        return buffer;
-    }
-    return tess_opencl_fits(d, THREADS, local_bytes(x), buffer, size) ? NULL : buffer;
+    else if (tess_opencl_fits(d, THREADS, local_bytes(d, find(key->head_dim)), buffer, size))
+        return NULL;
+    return buffer;
 }
 
 static opencl_program *instance(opencl_device *d, const tess_kernel_key *key, char *options,
@@ -101,7 +91,7 @@ static opencl_program *instance(opencl_device *d, const tess_kernel_key *key, ch
              "-cl-std=CL3.0 -cl-intel-256-GRF-per-thread -D TESS_DTYPE=%u -D TESS_LANES=%uu "
              "-D TESS_DIMS=%uu -D TESS_KEYS=%uu",
              (unsigned)key->dtype, (unsigned)d->intel.lanes, (unsigned)x->head_dim,
-             (unsigned)x->keys);
+             (unsigned)x->keys[d->intel.lanes == 16]);
     *threads = THREADS;
     return &d->intel_dpas[key->dtype][x - shapes];
 }
@@ -111,19 +101,16 @@ static opencl_program *instance(opencl_device *d, const tess_kernel_key *key, ch
 static void describe(const opencl_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     enum { FLOP_PER_NS = 2000, GROUPS = 4 }; /* of a core, which has eight units */
     const shape *x = find(key->head_dim);
-    const uint32_t cores = d->compute_units / 8 ? d->compute_units / 8 : 1;
-    tess_kernel_costs costs = {.job_ns = 5000,
+    const uint32_t cores = d->compute_units / 8 + (d->compute_units < 8);
+    tess_kernel_costs costs = {.workers = GROUPS * cores,
+                               .job_ns = 5000,
                                .merge_ns = 10000,
                                .part_ns = 300,
                                .partial_bandwidth = 200000,
                                .bandwidth = 400000};
-    costs.workers = GROUPS * cores;
-    costs.step_keys = x->keys;
-    costs.step_ns = GROUPS * 4 * THREADS * x->keys * (uint32_t)x->head_dim / FLOP_PER_NS;
+    costs.step_keys = x->keys[d->intel.lanes == 16];
+    costs.step_ns = GROUPS * 4 * THREADS * costs.step_keys * (uint32_t)x->head_dim / FLOP_PER_NS;
     tess_portable_tiles(THREADS, 1, &costs, kernel);
-    d->host->log(d->host, "dispatch",
-                 "intel_dpas runs in an instance for a head_dim of %d and subgroups of %u",
-                 (int)x->head_dim, (unsigned)d->intel.lanes);
 }
 
 const opencl_matrix_row tess_opencl_intel_dpas_row = {.source = tess_opencl_intel_dpas,

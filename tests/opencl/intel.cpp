@@ -147,6 +147,7 @@ static inline uint4 pack8(float8 x) {
 }
 #define convert_half2                      pack2
 #define convert_half8                      pack8
+#define INTEL_NARROW                       pack8
 #define intel_convert_bfloat162_as_ushort2 pack2
 #define intel_convert_bfloat168_as_ushort8 pack8
 

@@ -29,6 +29,7 @@ typedef int8 intel_a;
 #define INTEL_WORDS(a, b)      as_int8((uint8)((a), (b)))
 #define INTEL_FLOATS(x)        ((float8)(x))
 #define INTEL_PAIR(a, b)       ((float2)((a), (b)))
+#define INTEL_NARROW(x)        as_uint4((ushort8)(tess_narrow4((x).lo), tess_narrow4((x).hi)))
 #endif
 
 /* A thread of the workgroup is a lane of a subgroup, however the driver numbers work-items. */
@@ -69,10 +70,13 @@ MATRIX_FUNCTION uint intel_pack(float low, float high) {
 #endif
 }
 
-/* Eight numbers as elements of four words. */
+/* Eight numbers as elements of four words. Where subgroups are of 8, the builtin makes all of O
+ * wait in registers that it does not have. */
 MATRIX_FUNCTION uint4 intel_pack_unit(float8 x) {
 #if TESS_DTYPE == 1
     return as_uint4(convert_half8(x));
+#elif TESS_LANES == 8u
+    return INTEL_NARROW(x);
 #else
     return as_uint4(intel_convert_bfloat168_as_ushort8(x));
 #endif
