@@ -103,7 +103,7 @@ enum {
     CL_DEVICE_VERSION = 0x102F,
     CL_DEVICE_EXTENSIONS = 0x1030,
     CL_DEVICE_PARENT_DEVICE = 0x1042,
-    CL_DEVICE_SUB_GROUP_SIZES_INTEL = 0x4108, /* cl_intel_required_subgroup_size */
+    CL_DEVICE_SUB_GROUP_SIZES_INTEL = 0x4108,       /* cl_intel_required_subgroup_size */
     CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV = 0x4000, /* cl_nv_device_attribute_query */
     CL_DEVICE_COMPUTE_CAPABILITY_MINOR_NV = 0x4001,
     CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV = 0x4005,

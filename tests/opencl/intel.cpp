@@ -48,7 +48,6 @@ template <typename T, typename F> static inline T as(F from) {
     memcpy(&to, &from, sizeof to);
     return to;
 }
-#define as_float(x)   __uint_as_float(x)
 #define as_uint(x)    as<uint>(x)
 #define as_uint4(x)   as<uint4>(x)
 #define as_int8(x)    as<int8>(x)
@@ -78,15 +77,11 @@ typedef tess::f16_t element_type;
 typedef tess::bf16_t element_type;
 #endif
 
-#define __global
-#define __local
-#define __OPENCL_VERSION__  300
-#define CLK_LOCAL_MEM_FENCE 0
-#define barrier(fence)      __syncthreads()
-#define get_group_id(n)     ((n) ? 0u : lockstep::block_index)
-#define get_num_groups(n)   ((n) ? 1u : lockstep::blocks)
+#define __OPENCL_VERSION__ 300
 /* Nothing says which work-items are a subgroup. */
 #define get_local_id(n) ((lockstep::current->index * 5u + 3u) % 64u)
+#include "lockstep_dialect.h"
+
 static inline uint get_sub_group_id() { return lockstep::current->index / TESS_LANES; }
 static inline uint get_sub_group_local_id() { return lockstep::current->index % TESS_LANES; }
 
@@ -188,30 +183,6 @@ template <typename A> static float8 mad(A a, int8 b, float8 c) {
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* In the place of dialect_opencl.h. */
-#define TESS_DIALECT_OPENCL_H
-#include "words_opencl.h"
-
-struct vec4 {
-    float x, y, z, w;
-};
-static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
-#define VEC4(a, b, c, d) \
-    vec4 { a, b, c, d }
-#define TESS_PAGES           , const int *block_table TESS_TABLES
-#define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
-#define TESS_PAGE_ID(at)     (block_table[at])
-#define TESS_AND(a, b)       ((a) & (b))
-#define TESS_OR(a, b)        ((a) | (b))
-#define TESS_UNROLL
-#define TESS_UNROLL_4
-#define TESS_GROUP          ((uint)get_group_id(0))
-#define TESS_FLAGS          (args.flags)
-#define TESS_MINUS_INFINITY (-INFINITY)
-#define TESS_FORWARD_KERNEL                                                                       \
-    static void forward(const ushort *Q, const ushort *K, const ushort *V, ushort *O, float *LSE, \
-                        const int *block_table, const uint *tables, float *workspace,             \
-                        const tess_args &args)
 #define INTEL_ATTRIBUTES
 #define INTEL_MEMORY(m) \
     intel_memory *const m = (intel_memory *)lockstep::shared(0, sizeof(intel_memory));
@@ -222,13 +193,8 @@ static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * 
 #define NAME_OF(dtype, dims, lanes) intel_lockstep_##dtype##_##dims##_##lanes
 #define NAME(dtype, dims, lanes)    NAME_OF(dtype, dims, lanes)
 
-/* Each run has its own order of threads. */
-extern "C" void NAME(TESS_DTYPE, LOCKSTEP_DIMS, LOCKSTEP_LANES)(unsigned groups, void *const *b,
-                                                                const tess_args *args) {
-    static unsigned runs;
+extern "C" void NAME(TESS_DTYPE, LOCKSTEP_DIMS,
+                     LOCKSTEP_LANES)(unsigned groups, void *const *buffers, const tess_args *args) {
     static_assert(sizeof(intel_memory) <= 64 << 10, "it fits the memory of a workgroup");
-    lockstep::run(groups, TESS_THREADS, sizeof(intel_memory), runs++, [&] {
-        forward((const ushort *)b[0], (const ushort *)b[1], (const ushort *)b[2], (ushort *)b[3],
-                (float *)b[4], (const int *)b[5], (const uint *)b[8], (float *)b[9], *args);
-    });
+    lockstep_run(forward, groups, TESS_THREADS, sizeof(intel_memory), buffers, args);
 }

@@ -261,6 +261,8 @@ INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
     intel_load_q(&w, m, q + TESS_ROW_OFFSET(q, head_row),
                  MATRIX_IS_WIDE(q, args.q_token | args.q_head), args);
     matrix_begin(own, &source TESS_PAGES_OF_KERNEL);
+    if (TESS_KEYS == TESS_THREADS && stages > 1u)
+        matrix_list_key(own, &source, 1u, thread TESS_PAGES_OF_KERNEL);
     TESS_BARRIER;
     matrix_bound_rows(own);
     for (uint i = 0u; i < stages; i++) {

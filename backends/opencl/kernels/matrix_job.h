@@ -119,18 +119,15 @@ MATRIX_FUNCTION void matrix_list_key(__local matrix_job *m, const matrix_source 
     if (!there || key.position != TESS_INT_MIN) m->masked[list] = stage;
 }
 
-/* What comes before the first stage: bounds of rows, the lists of two stages, and what finds
- * others. A barrier comes next. */
+/* What comes before the first stage: bounds of rows, what finds keys, and the lists of two stages,
+ * or of as many as there are threads for. A barrier comes next. */
 MATRIX_FUNCTION void matrix_begin(__local matrix_job *m, const matrix_source *source TESS_PAGES) {
-    const uint thread = TESS_THREAD;
-    if (thread == 0u) m->source = *source;
-    TESS_UNROLL for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS)
+    const uint stage = TESS_THREAD / TESS_KEYS;
+    if (TESS_THREAD == 0u) m->source = *source;
+    for (uint r = TESS_THREAD; r < TESS_ROWS; r += TESS_THREADS)
         matrix_find_row(m, source, r TESS_TABLES_OF_KERNEL);
-    TESS_UNROLL for (uint n = 0u; n < 2u * TESS_KEYS; n += TESS_THREADS) {
-        const uint stage = (n + thread) / TESS_KEYS;
-        if (stage < 2u && stage * TESS_KEYS < source->count)
-            matrix_list_key(m, source, stage, thread % TESS_KEYS TESS_PAGES_OF_KERNEL);
-    }
+    if (stage < 2u && stage * TESS_KEYS < source->count)
+        matrix_list_key(m, source, stage, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
 }
 
 /* Leaves the bounds of the rows of a subgroup, which alone reads them. */
