@@ -8,14 +8,12 @@
 extern const unsigned char tess_opencl_intel_dpas[];
 extern const size_t tess_opencl_intel_dpas_size;
 
-/* A workgroup takes 64 rows, as many for each lane of a subgroup as there are subgroups. */
-typedef struct shape {
-    int32_t head_dim;
-    uint32_t keys[2]; /* of a stage, where subgroups are of 8 and of 16 */
-} shape;
-
+/* A workgroup takes 64 rows. An instance is for heads up to each of these. */
 enum { THREADS = 64, MOST_SIZES = 16 };
-static const shape shapes[OPENCL_INTEL_SHAPES] = {{64, {64, 64}}, {128, {32, 64}}};
+static const int32_t shapes[OPENCL_INTEL_SHAPES] = {64, 128};
+
+/* Keys of a stage: with 64, registers would spill where subgroups are of 8. */
+static uint32_t keys_of(const opencl_device *d) { return d->intel.lanes == 16 ? 64 : 32; }
 
 static const char *const needed[] = {
     "cl_intel_subgroup_matrix_multiply_accumulate",
@@ -45,16 +43,15 @@ void tess_opencl_intel_find(opencl_device *d) {
         if (!d->intel.lanes || sizes[n] < d->intel.lanes) d->intel.lanes = (uint32_t)sizes[n];
 }
 
-/* Of local memory: K and V, Q where registers do not hold it, rows, and what is known of keys. */
-static uint32_t local_bytes(const opencl_device *d, const shape *x) {
-    const uint32_t dims = (uint32_t)x->head_dim, keys = x->keys[d->intel.lanes == 16],
-                   q = x->head_dim > 64 ? 2 * dims * THREADS : 16;
-    return 4 * dims * (keys + 1) + q + 16 * THREADS + 48 * keys + 512;
+/* Of local memory: K and V, Q, rows, and what is known of keys. */
+static uint32_t local_bytes(const opencl_device *d, const int32_t *shape) {
+    const uint32_t dims = (uint32_t)*shape, keys = keys_of(d);
+    return 4 * dims * (keys + 1) + 2 * dims * THREADS + 16 * THREADS + 48 * keys + 512;
 }
 
-static const shape *find(int32_t head_dim) {
+static const int32_t *find(int32_t head_dim) {
     for (int n = 0; n < OPENCL_INTEL_SHAPES; n++)
-        if (head_dim <= shapes[n].head_dim) return &shapes[n];
+        if (head_dim <= shapes[n]) return &shapes[n];
     return NULL;
 }
 
@@ -78,7 +75,7 @@ static const char *refuses(const opencl_device *d, const tess_kernel_key *key, c
         return "kv_dtype: K and V of 8 bits are read by portable";
     else if (!find(key->head_dim))
         snprintf(buffer, size, "head_dim is %d, and registers hold at most %d", (int)key->head_dim,
-                 (int)shapes[OPENCL_INTEL_SHAPES - 1].head_dim);
+                 (int)shapes[OPENCL_INTEL_SHAPES - 1]);
     else if (tess_opencl_fits(d, THREADS, local_bytes(d, find(key->head_dim)), buffer, size))
         return NULL;
     return buffer;
@@ -86,12 +83,11 @@ static const char *refuses(const opencl_device *d, const tess_kernel_key *key, c
 
 static opencl_program *instance(opencl_device *d, const tess_kernel_key *key, char *options,
                                 size_t size, uint32_t *threads) {
-    const shape *x = find(key->head_dim);
+    const int32_t *x = find(key->head_dim);
     snprintf(options, size,
              "-cl-std=CL3.0 -cl-intel-256-GRF-per-thread -D TESS_DTYPE=%u -D TESS_LANES=%uu "
              "-D TESS_DIMS=%uu -D TESS_KEYS=%uu",
-             (unsigned)key->dtype, (unsigned)d->intel.lanes, (unsigned)x->head_dim,
-             (unsigned)x->keys[d->intel.lanes == 16]);
+             (unsigned)key->dtype, (unsigned)d->intel.lanes, (unsigned)*x, (unsigned)keys_of(d));
     *threads = THREADS;
     return &d->intel_dpas[key->dtype][x - shapes];
 }
@@ -100,7 +96,7 @@ static opencl_program *instance(opencl_device *d, const tess_kernel_key *key, ch
  * to be reached with four workgroups on each, and 456 GB/s. Nobody has measured it. */
 static void describe(const opencl_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     enum { FLOP_PER_NS = 2000, GROUPS = 4 }; /* of a core, which has eight units */
-    const shape *x = find(key->head_dim);
+    const int32_t *x = find(key->head_dim);
     const uint32_t cores = d->compute_units / 8 + (d->compute_units < 8);
     tess_kernel_costs costs = {.workers = GROUPS * cores,
                                .job_ns = 5000,
@@ -108,8 +104,8 @@ static void describe(const opencl_device *d, const tess_kernel_key *key, tess_ke
                                .part_ns = 300,
                                .partial_bandwidth = 200000,
                                .bandwidth = 400000};
-    costs.step_keys = x->keys[d->intel.lanes == 16];
-    costs.step_ns = GROUPS * 4 * THREADS * costs.step_keys * (uint32_t)x->head_dim / FLOP_PER_NS;
+    costs.step_keys = keys_of(d);
+    costs.step_ns = GROUPS * 4 * THREADS * costs.step_keys * (uint32_t)*x / FLOP_PER_NS;
     tess_portable_tiles(THREADS, 1, &costs, kernel);
 }
 

@@ -88,7 +88,7 @@ compile() {
 }
 for dtype in 1 2; do
   for dims in 64 128; do
-    compile dg2 8 $dtype $dims $((4096 / dims))
+    compile dg2 8 $dtype $dims 32
     compile bmg 16 $dtype $dims 64
     compile pvc 16 $dtype $dims 64
   done

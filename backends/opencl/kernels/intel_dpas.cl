@@ -11,7 +11,7 @@
  * scores are in its own registers: the softmax needs no other lane, and P is an operand as it is.
  * The order of keys in a product is free, so that P pairs keys n and n + 8 of each 16.
  *
- * Local memory holds one stage of K and V: other workgroups work while this one copies.
+ * Local memory holds Q, and one stage of K and V: other workgroups work while this one copies.
  *     K: panels of 16 elements of all keys, so that 8 keys of a panel are one block to read.
  *     V: panels of 8 elements, so that each lane reads 16 bytes beside those of its neighbours.
  */
@@ -48,20 +48,17 @@
 #define INTEL_K_PANEL (TESS_KEYS * 16u + 16u)
 #define INTEL_V_PANEL (TESS_KEYS * 8u + 8u)
 
-/* O takes half of the registers where head_dim is large; Q is in local memory then. */
-#define INTEL_HOLDS_Q (TESS_DIMS <= 64u)
-
+/* Q is there as well, each row for its own lane: O takes up to half of the registers. */
 TESS_STRUCT(intel_memory) {
     uint4 k[TESS_STEPS * INTEL_K_PANEL / 8u];
     uint4 v[TESS_UNITS * INTEL_V_PANEL / 8u];
-    uint4 q[INTEL_HOLDS_Q ? 1 : TESS_UNITS * TESS_THREADS];
+    uint4 q[TESS_UNITS * TESS_THREADS];
     matrix_job job;
 };
 
 /* What a lane holds of its row. */
 TESS_STRUCT(intel_row) {
     float8 s[TESS_S], o[TESS_UNITS]; /* scores, and then P; O */
-    int8 q[INTEL_HOLDS_Q ? TESS_STEPS : 1u];
     float row_max, row_sum;
 };
 
@@ -109,25 +106,13 @@ MATRIX_FUNCTION void intel_copy(__local intel_memory *m, const __global ushort *
 
 /* The row of Q as columns of B. A scale below 0 changes the sign of scores, and so of Q;
  * exponentials are made with its magnitude. */
-MATRIX_FUNCTION void intel_load_q(intel_row *w, __local intel_memory *m,
-                                  const __global ushort *from, bool wide, const tess_args args) {
+MATRIX_FUNCTION void intel_load_q(__local intel_memory *m, const __global ushort *from, bool wide,
+                                  const tess_args args) {
     const uint4 sign = INTEL_UNITS(args.scale < 0.0f ? 0x80008000u : 0u);
-    TESS_UNROLL for (uint x = 0u; x < TESS_STEPS; x++) {
-        uint4 unit[2];
-        TESS_UNROLL for (uint n = 0u; n < 2u; n++) {
-            const uint dim = x * 16u + n * 8u;
-            unit[n] = intel_load_unit(from + dim, dim < args.head_dim, wide) ^ sign;
-        }
-        if (INTEL_HOLDS_Q) {
-            w->q[INTEL_HOLDS_Q ? x : 0u] = INTEL_WORDS(unit[0], unit[1]);
-        } else {
-            TESS_UNROLL for (uint n = 0u; n < 2u; n++)
-                m->q[INTEL_HOLDS_Q ? 0u : (x * 2u + n) * TESS_THREADS + TESS_THREAD] = unit[n];
-        }
-    }
+    TESS_UNROLL for (uint n = 0u; n < TESS_UNITS; n++) m->q[n * TESS_THREADS + TESS_THREAD] =
+        intel_load_unit(from + n * 8u, n * 8u < args.head_dim, wide) ^ sign;
 }
-MATRIX_FUNCTION int8 intel_q(const intel_row *w, const __local intel_memory *m, uint x) {
-    if (INTEL_HOLDS_Q) return w->q[INTEL_HOLDS_Q ? x : 0u];
+MATRIX_FUNCTION int8 intel_q(const __local intel_memory *m, uint x) {
     const __local uint4 *own = m->q + x * 2u * TESS_THREADS + TESS_THREAD;
     return INTEL_WORDS(own[0], own[TESS_THREADS]);
 }
@@ -138,7 +123,7 @@ MATRIX_FUNCTION void intel_scores(intel_row *w, const __local intel_memory *m) {
     const __local ushort *k = (const __local ushort *)m->k;
     TESS_UNROLL for (uint n = 0u; n < TESS_S; n++) w->s[n] = INTEL_FLOATS(0.0f);
     TESS_UNROLL for (uint x = 0u; x < TESS_STEPS; x++) {
-        const int8 q = intel_q(w, m, x);
+        const int8 q = intel_q(m, x);
         TESS_UNROLL for (uint n = 0u; n < TESS_S; n++) w->s[n] =
             intel_mad(intel_load_rows(k + x * INTEL_K_PANEL + n * 128u), q, w->s[n]);
     }
@@ -258,15 +243,17 @@ INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
     w.row_max = TESS_MINUS_INFINITY;
     w.row_sum = 0.0f;
     TESS_UNROLL for (uint y = 0u; y < TESS_UNITS; y++) w.o[y] = INTEL_FLOATS(0.0f);
-    intel_load_q(&w, m, q + TESS_ROW_OFFSET(q, head_row),
-                 MATRIX_IS_WIDE(q, args.q_token | args.q_head), args);
+    intel_load_q(m, q + TESS_ROW_OFFSET(q, head_row), MATRIX_IS_WIDE(q, args.q_token | args.q_head),
+                 args);
     matrix_begin(own, &source TESS_PAGES_OF_KERNEL);
-    if (TESS_KEYS == TESS_THREADS && stages > 1u)
-        matrix_list_key(own, &source, 1u, thread TESS_PAGES_OF_KERNEL);
     TESS_BARRIER;
     matrix_bound_rows(own);
     for (uint i = 0u; i < stages; i++) {
         intel_copy(m, K, V, i, args.head_dim, k_wide, v_wide);
+        if (i + 1u < stages && thread < TESS_KEYS) {
+            const matrix_source again = own->source;
+            matrix_list_key(own, &again, i + 1u, thread TESS_PAGES_OF_KERNEL);
+        }
         TESS_BARRIER;
         const uint kept = active ? matrix_keeps(own, i) : MATRIX_NONE;
         if (kept != MATRIX_NONE) {
@@ -276,11 +263,6 @@ INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
             intel_values(&w, m);
         }
         TESS_BARRIER;
-        /* the list of this stage is read no more */
-        if (i + 2u < stages && thread < TESS_KEYS) {
-            const matrix_source again = own->source;
-            matrix_list_key(own, &again, i + 2u, thread TESS_PAGES_OF_KERNEL);
-        }
     }
     if (thread >= tile.packed_rows) return;
     const float inverse = 1.0f / w.row_sum;
