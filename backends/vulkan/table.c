@@ -5,27 +5,37 @@
 
 #include "vk.h"
 
+extern const tess_backend tess_vulkan_backend;
+
 /* A row of the table of kernels. */
 typedef struct vk_row {
     tess_row_head head;
     const tess_portable_variant *variant; /* NULL: it has no portable shapes */
+    /* Of a kernel on matrix units: the vendor on whose devices it has run. On those of others it
+     * checks itself first. */
+    uint32_t proved_on;
 } vk_row;
+
+enum { VENDOR_NVIDIA = 0x10de };
+/* Numbers of rows. */
+enum { COOPMAT, PORTABLE, PORTABLE_SMALL };
 
 /* The variants of the forward kernel come before all others. */
 static const vk_row kernels[] = {
-    {{TESS_OP_FORWARD, "coopmat", 0}, NULL},
-    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable},
-    {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
-    {{TESS_OP_BACKWARD, "portable", 0}, NULL},
-    {{TESS_OP_APPEND, "append", 0}, NULL},
-    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL},
-    {{TESS_OP_MERGE, "merge_parts", 0}, NULL},
-    {{TESS_OP_PREPARE, "prepare", 0}, NULL},
+    [COOPMAT] = {{TESS_OP_FORWARD, "coopmat", 0}, NULL, VENDOR_NVIDIA},
+    [PORTABLE] = {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, 0},
+    [PORTABLE_SMALL] = {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, 0},
+    {{TESS_OP_BACKWARD, "portable", 0}, NULL, 0},
+    {{TESS_OP_APPEND, "append", 0}, NULL, 0},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, 0},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, 0},
+    {{TESS_OP_PREPARE, "prepare", 0}, NULL, 0},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
+_Static_assert((int)ROWS <= (int)TESS_CHECK_MOST_ROWS, "each row has a place for its check");
 
 /* MATRIX_SPEED: how many times as fast as portable the kernel on matrix units is. */
-enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8, VENDOR_NVIDIA = 0x10de };
+enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8 };
 
 /* Why the device cannot run a shape, or NULL. */
 static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s,
@@ -198,21 +208,59 @@ static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
     return TESS_OK;
 }
 
+static tess_status prepare(tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
+                           tess_kernel *kernel) {
+    kernel->impl = row;
+    kernel->release = tess_vk_state_release;
+    if (row->head.op == TESS_OP_BACKWARD) return prepare_backward(d, key, kernel);
+    return row->head.op == TESS_OP_FORWARD ? prepare_forward(d, key, row, kernel)
+                                           : prepare_other(d, key, kernel);
+}
+
+/* ------------------------------------------------------------------ self-checks */
+
+static int checks_itself(const tess_vk_device *d, const vk_row *row) {
+    return is_matrix(row) && row->proved_on != d->found.properties.vendor;
+}
+
+/* For a check, which looks for the row that takes the key. */
+static tess_status prepare_for_check(void *device, uint32_t index, const tess_kernel_key *key,
+                                     tess_kernel *kernel) {
+    tess_vk_device *d = device;
+    char why[128];
+    const char *refusal = refuses(d, &kernels[index], key, why, sizeof why);
+    if (refusal) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "%s", refusal);
+    return prepare(d, &kernels[index], key, kernel);
+}
+
+/* Every device has a queue, also one that is wrapped. */
+static tess_check_subject subject_of(tess_vk_device *d, uint32_t index) {
+    return (tess_check_subject){.host = d->host,
+                                .backend = &tess_vulkan_backend,
+                                .device = d,
+                                .checks = &d->checks,
+                                .may_run = 1,
+                                .row = index,
+                                .name = kernels[index].head.name,
+                                .references = {PORTABLE, PORTABLE_SMALL},
+                                .prepare = prepare_for_check,
+                                .code = tess_vk_matrix_code};
+}
+
 tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                            tess_kernel_info *info, tess_kernel *kernel) {
     if (index >= ROWS) return TESS_ERROR_INVALID;
+    tess_vk_device *d = device;
     const vk_row *row = &kernels[index];
-    const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
+    const int checks = checks_itself(d, row);
+    const tess_check_subject subject = subject_of(d, index);
+    const char *why = refuses(d, row, key, info->reason, sizeof info->reason);
+    if (!why && checks) why = tess_check_failure(&subject, info->reason, sizeof info->reason);
     const int accepts = tess_row_answer(&row->head, key, why, info);
-    /* Matrices of lavapipe are as slow as anything else on it, and nobody has run the kernel on
-     * matrix units of other vendors. */
-    const tess_vk_device *d = device;
-    if (is_matrix(row) && d->found.properties.vendor != VENDOR_NVIDIA)
+    /* Matrices of a software device are as slow as anything else on it. */
+    if (is_matrix(row) && d->found.properties.kind == TVK_DEVICE_CPU)
         info->flags |= TESS_KERNEL_ONLY_NAMED;
     if (!accepts || !kernel) return TESS_OK;
-    kernel->impl = row;
-    kernel->release = tess_vk_state_release;
-    if (row->head.op == TESS_OP_BACKWARD) return prepare_backward(device, key, kernel);
-    return row->head.op == TESS_OP_FORWARD ? prepare_forward(device, key, row, kernel)
-                                           : prepare_other(device, key, kernel);
+    if (checks) TESS_RETURN_IF_ERROR(tess_self_check(&subject, key));
+    return prepare(d, row, key, kernel);
 }

@@ -13,6 +13,7 @@
 #include "paging.h"
 #include "prepare.h"
 #include "row.h"
+#include "self_check.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -107,6 +108,8 @@ typedef struct tess_vk_device {
     vk_handle prepare;
     vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
     vk_handle coopmat[VK_MATRIX_SHAPES][VK_DTYPES];
+
+    tess_checks checks; /* of rows that nobody has run on such a device: table.c */
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -179,6 +182,9 @@ typedef struct tess_vk_constants {
 } tess_vk_constants;
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const tess_vk_constants *constants, vk_handle *pipeline);
+/* The code of the kernel on matrix units, for verdicts of its self-check (self_check.h). */
+void tess_vk_matrix_code(void *device, uint32_t dtype, tess_cache_key *key, char *text,
+                         size_t size);
 /* of a stage of backward, by tess_backward_number */
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *shape,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline);
