@@ -47,7 +47,7 @@ typedef struct verdict_key {
 static void make_key(const tess_check_subject *s, instance i, verdict_key *k) {
     snprintf(k->options, sizeof k->options, "self-check of %s: %s, head_dim %d", s->name,
              i.dtype ? "bf16" : "f16", (int)dims_of(i));
-    s->code(s->device, dtype_of(i), &k->key, k->device, sizeof k->device);
+    s->code(s->device, s->row, dtype_of(i), &k->key, k->device, sizeof k->device);
     k->key.options = k->options;
 }
 

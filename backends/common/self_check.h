@@ -43,8 +43,10 @@ typedef struct tess_check_subject {
     /* Makes a row ready for a key, without a check; UNSUPPORTED where it does not take the key. */
     tess_status (*prepare)(void *device, uint32_t row, const tess_kernel_key *key,
                            tess_kernel *kernel);
-    /* Fills all of a key but its options, for the code of an element type. */
-    void (*code)(void *device, uint32_t dtype, tess_cache_key *key, char *text, size_t size);
+    /* Fills all of a key but its options, for the row's code for an element type; `text` has room
+     * for names. */
+    void (*code)(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key, char *text,
+                 size_t size);
 } tess_check_subject;
 
 void tess_checks_init(tess_checks *checks);

@@ -249,8 +249,9 @@ tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t 
     return status;
 }
 
-void tess_vk_matrix_code(void *device, uint32_t dtype, tess_cache_key *key, char *text,
-                         size_t size) {
+void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
+                         char *text, size_t size) {
+    (void)row; /* there is one */
     cache_key(device, key, text, size);
     key->source = matrix_modules[dtype].code;
     key->source_size = matrix_modules[dtype].bytes;

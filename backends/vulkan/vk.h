@@ -183,8 +183,8 @@ typedef struct tess_vk_constants {
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const tess_vk_constants *constants, vk_handle *pipeline);
 /* The code of the kernel on matrix units, for verdicts of its self-check (self_check.h). */
-void tess_vk_matrix_code(void *device, uint32_t dtype, tess_cache_key *key, char *text,
-                         size_t size);
+void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
+                         char *text, size_t size);
 /* of a stage of backward, by tess_backward_number */
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *shape,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline);

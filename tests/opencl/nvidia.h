@@ -3,7 +3,9 @@
  * A device that passes for one of NVIDIA's: a real device with other answers, whose forward kernel
  * for tensor cores runs on the host, lanes in lockstep. The loader of the tests asks these before
  * and after it forwards a call. LOADER_NVIDIA in the environment says what the device is:
- * "8.0" and so on, or "refuses" for one of 8.0 whose compiler takes no PTX.
+ * "8.0" and so on, or "refuses" for one of 8.0 whose compiler takes no PTX. With "unproved" behind
+ * the number it is of another vendor, on whose devices the kernel has not run, and with "wrong" as
+ * well its last workgroup does nothing.
  */
 #ifndef TESSERA_TESTS_OPENCL_NVIDIA_H
 #define TESSERA_TESTS_OPENCL_NVIDIA_H

@@ -42,4 +42,26 @@ named dtype=f16 "the driver's compiler does not take it (CL_BUILD_PROGRAM_FAILUR
 run dtype=f16 || { echo "the next row does not take the problem"; cat "$log"; exit 1; }
 says "opencl/nv_mma refuses: the driver's compiler does not take it"
 says 'opencl/portable accepts'
+
+# On a device of another vendor it checks itself once, and is taken if it was right.
+TESSERA_CACHE_DIR=$(mktemp -d)
+export TESSERA_CACHE_DIR
+trap 'rm -rf "$log" "$TESSERA_CACHE_DIR"' EXIT
+checked='opencl/nv_mma checked itself in'
+LOADER_NVIDIA='8.0 unproved' run dtype=f16 || { cat "$log"; exit 1; }
+says "$checked"
+says 'opencl/nv_mma accepts'
+# The verdict is kept: a kernel that is wrong from now on is not looked at again.
+LOADER_NVIDIA='8.0 unproved wrong' run dtype=f16 && { echo 'it was right'; exit 1; }
+says 'opencl/nv_mma accepts'
+tr '\n' ' ' <"$log" | grep -qF "$checked" && { echo "it was checked again"; exit 1; }
+rm -f "$TESSERA_CACHE_DIR"/*
+LOADER_NVIDIA='8.0 unproved wrong' run dtype=f16 || { cat "$log"; exit 1; }
+says 'opencl/nv_mma gives wrong results on this device and is not used. Please report this'
+says 'opencl/portable accepts'
+export LOADER_NVIDIA='8.0 unproved'
+TESSERA_BACKEND=opencl:0 "$tessera" info >"$log" 2>&1
+says 'self-check (f16, head_dim 64): O is off by inf'
+says 'please report'
+named dtype=f16 'self-check (f16, head_dim 64): O is off by inf'
 echo "refused for the right reasons"

@@ -141,8 +141,9 @@ static tess_status prepare(void *d, uint32_t row, const tess_kernel_key *key, te
 }
 
 static char code_text[] = "the kernel's code";
-static void code(void *d, uint32_t dtype, tess_cache_key *key, char *text, size_t size) {
-    (void)d, (void)dtype;
+static void code(void *d, uint32_t row, uint32_t dtype, tess_cache_key *key, char *text,
+                 size_t size) {
+    (void)d, (void)row, (void)dtype;
     snprintf(text, size, "a device");
     *key = (tess_cache_key){.backend = "test",
                             .device = text,
@@ -404,7 +405,7 @@ static void test_damaged(void **state) {
     for (size_t n = 0; n < sizeof others / sizeof *others; n++) {
         tess_cache_key key;
         char text[64];
-        code(device, TESS_F16, &key, text, sizeof text);
+        code(device, 0, TESS_F16, &key, text, sizeof text);
         key.options = "self-check of fast: f16, head_dim 64";
         tess_cache_store(&host, &key, others[n].words, others[n].bytes);
         assert_ok(ask(TESS_F16, 64, 1));

@@ -236,7 +236,7 @@ static void test_host_memory(void **state) {
  * running, that is a verdict, and else there is none. */
 static void test_lost(void **state) {
     (void)state;
-    const long step = test_full() ? 1 : 19;
+    const long step = test_full() ? 1 : 37;
     long verdicts = 0;
     for (long k = 1;; k += step) {
         char kernel[64], text[400];
