@@ -411,7 +411,11 @@ DESTROY(FreeMemory, MEMORY)
 DESTROY(DestroyBuffer, BUFFER)
 DESTROY(DestroyFence, FENCE)
 DESTROY(DestroyQueryPool, QUERIES)
-DESTROY(DestroyShaderModule, SHADER)
+static void shim_DestroyShaderModule(vk_device device, vk_handle object, const void *allocator) {
+    if (object == stand_in_shader) stand_in_shader = 0; /* the next one may have its handle */
+    if (object) atomic_fetch_sub(&live[SHADER], 1);
+    real.DestroyShaderModule(device, object, allocator);
+}
 DESTROY(DestroyPipelineCache, CACHE)
 static void shim_DestroyPipeline(vk_device device, vk_handle object, const void *allocator) {
     for (size_t n = 0; n < sizeof stand_in_pipelines / sizeof *stand_in_pipelines; n++)
