@@ -145,6 +145,20 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
     *submissions = wanted < VK_MOST_SUBMISSIONS ? (uint32_t)wanted : VK_MOST_SUBMISSIONS;
 }
 
+/* How many windows a run may be cut into (bind.c): four times as many as its largest tensor would
+ * need with strides four times as long as they have to be. Where the key does not know the lengths,
+ * a few. */
+static uint32_t most_windows(const tess_vk_device *d, const tess_kernel_key *key) {
+    enum { SLACK = 4, MOST = 256, UNKNOWN = 16 };
+    const double limit = d->found.properties.limits.max_storage_range;
+    const double rows =
+        (double)(key->max_q_len > key->max_kv_len ? key->max_q_len : key->max_kv_len);
+    const double bytes = SLACK * sizeof(float) * rows * key->batch * key->n_heads * key->head_dim;
+    if (rows > INT32_MAX / 2.) return limit < 0x40000000 ? UNKNOWN : 1;
+    if (bytes <= limit) return 1;
+    return SLACK * bytes / limit < MOST ? (uint32_t)(SLACK * bytes / limit) + 1 : MOST;
+}
+
 /* Pipelines and resources of an accepted problem. */
 static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, const vk_row *row,
                                    tess_kernel *kernel) {
@@ -163,8 +177,8 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     }
     TESS_RETURN_IF_ERROR(tess_vk_merge_pipeline(d, key->dtype, &merge));
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
-    TESS_RETURN_IF_ERROR(
-        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, submissions, &state));
+    TESS_RETURN_IF_ERROR(tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1,
+                                              submissions, most_windows(d, key), &state));
     state->forward = forward;
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
@@ -186,8 +200,8 @@ static tess_status prepare_backward(tess_vk_device *d, const tess_kernel_key *ke
     for (uint32_t n = 0; n < TESS_BACKWARD_STAGES; n++)
         TESS_RETURN_IF_ERROR(tess_vk_backward_pipeline(d, shape, key->dtype, n, &stages[n]));
     find_submissions(d, key, shape->tile, &jobs_per_submission, &submissions);
-    TESS_RETURN_IF_ERROR(
-        tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions, &state));
+    TESS_RETURN_IF_ERROR(tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions,
+                                              most_windows(d, key), &state));
     memcpy(state->stages, stages, sizeof stages);
     state->jobs_per_submission = jobs_per_submission;
     tess_backward_describe(shape, kernel);
@@ -202,7 +216,7 @@ static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
     tess_vk_state *state;
     TESS_RETURN_IF_ERROR(tess_vk_other_pipeline(d, key->op, key->dtype, &pipeline));
     TESS_RETURN_IF_ERROR(
-        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, 1, &state));
+        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, 1, 1, &state));
     state->forward = pipeline;
     kernel->state = state;
     return TESS_OK;

@@ -45,6 +45,7 @@ static int sticky, code;
 static char failed_name[64];
 static int kind;                        /* of device to pretend; 0: the truth */
 static uint32_t width;                  /* most workgroups in a row of the grid; 0: the truth */
+static uint32_t range;                  /* bytes of a binding; 0: the truth */
 static uint32_t buffers;                /* storage buffers of a stage; 0: the truth */
 static uint32_t vendor;                 /* of the device to pretend; 0: the truth */
 static int wide_only;                   /* buffers have no elements of 16 bits */
@@ -56,15 +57,18 @@ static vk_handle stand_in_shader;       /* the latest one, and its pipelines */
 static vk_handle stand_in_pipelines[8];
 static atomic_long stand_in_runs;     /* dispatches of these */
 static _Thread_local vk_handle bound; /* the pipeline of what is recorded now */
-static long submits, rows;            /* submissions; dispatches of several rows of workgroups */
-static long signalled;                /* submissions with a fence that is signalled already */
-static size_t cache_bytes;            /* that the last pipeline cache began with */
+static long dispatches;
+static long submits, rows; /* submissions; dispatches of several rows of workgroups */
+static long signalled;     /* submissions with a fence that is signalled already */
+static size_t cache_bytes; /* that the last pipeline cache began with */
 
 void shim_pretend(int device_kind, unsigned most_groups) {
     kind = device_kind;
     width = most_groups;
 }
 void shim_pretend_buffers(unsigned most) { buffers = most; }
+void shim_pretend_range(unsigned bytes) { range = bytes; }
+long shim_dispatches(void) { return dispatches; }
 void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 void shim_pretend_shared(unsigned bytes) { shared = bytes; }
@@ -224,6 +228,7 @@ static void shim_CmdBindPipeline(vk_commands commands, uint32_t point, vk_handle
 }
 static void shim_CmdDispatch(vk_commands commands, uint32_t x, uint32_t y, uint32_t z) {
     rows += y > 1;
+    dispatches++;
     if (is_stand_in(bound)) {
         atomic_fetch_add(&stand_in_runs, 1);
         if (stand_in == SHIM_DOES_NOTHING) return;
@@ -236,6 +241,7 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     if (kind) out->kind = (uint32_t)kind;
     if (vendor) out->vendor = vendor;
     if (buffers) out->limits.max_stage_storage_buffers = buffers;
+    if (range) out->limits.max_storage_range = range;
     if (width) out->limits.max_group_count[0] = width;
     if (shared) out->limits.max_shared_bytes = shared;
 }
@@ -515,6 +521,8 @@ static void read_limits(void) {
     const char *most = strstr(text, "buffers=");
     if (most) buffers = (uint32_t)strtoul(most + strlen("buffers="), NULL, 10);
     if (strstr(text, "16bit=0")) wide_only = 1;
+    most = strstr(text, "range=");
+    if (most) range = (uint32_t)strtoul(most + strlen("range="), NULL, 10);
 }
 
 SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *name) {

@@ -7,7 +7,8 @@
 
 #define SHIM_API __attribute__((visibility("default")))
 
-/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0 lowers limits from the start. */
+/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N lowers limits from the
+ * start. */
 
 /* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
  * with `stays`, all later ones too. */
@@ -23,6 +24,9 @@ SHIM_API long shim_live(char *text, size_t size);
 SHIM_API void shim_pretend(int device_kind, unsigned most_groups);
 /* so many storage buffers in a stage at most; 0: the truth */
 SHIM_API void shim_pretend_buffers(unsigned most);
+/* so many bytes of a binding at most; 0: the truth */
+SHIM_API void shim_pretend_range(unsigned bytes);
+SHIM_API long shim_dispatches(void); /* so far */
 /* no storageBuffer16BitAccess */
 SHIM_API void shim_pretend_wide_only(int is);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */

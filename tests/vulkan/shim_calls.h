@@ -18,6 +18,8 @@
     X(failed, const char *, (void))                                               \
     X(pretend, void, (int device_kind, unsigned most_groups))                     \
     X(pretend_buffers, void, (unsigned most))                                     \
+    X(pretend_range, void, (unsigned bytes))                                      \
+    X(dispatches, long, (void))                                                   \
     X(pretend_wide_only, void, (int is))                                          \
     X(pretend_vendor, void, (unsigned vendor))                                    \
     X(pretend_matrices, void,                                                     \

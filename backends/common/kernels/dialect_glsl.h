@@ -61,7 +61,15 @@ layout(constant_id = 4) const uint TESS_PAIRS_DTYPE = 1u; /* 1 or 2, as TESS_DTY
 #define TESS_ELEMENT4 uvec2
 #endif
 
-layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block { tess_args args; };
+/* What is bound of tensors with sequences and heads: entries of the batch dimension of K and V, and
+ * kv heads. */
+struct tess_bound {
+    uint first_batch, end_batch, first_kv_head, end_kv_head;
+};
+layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block {
+    tess_args args;
+    tess_bound bound;
+};
 
 /* Inputs are seen twice, as elements and as groups of 4. */
 layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q { TESS_ELEMENT Q_[]; };
@@ -98,6 +106,16 @@ layout(set = 0, binding = TESS_BIND_WORKSPACE) buffer tess_workspace { float wor
 layout(set = 0, binding = TESS_BIND_WORKSPACE) readonly buffer tess_workspace4 {
     vec4 workspace4_[];
 };
+
+bool tess_is_bound(uint sequence, uint kv_head) {
+    const uint batch = tables_[sequence + TESS_WORD_SEQUENCE_KV_BATCH];
+    return batch >= bound.first_batch && batch < bound.end_batch &&
+           kv_head >= bound.first_kv_head && kv_head < bound.end_kv_head;
+}
+#define TESS_LEAVE_UNLESS_BOUND(sequence, kv_head) \
+    if (!tess_is_bound(sequence, kv_head)) return;
+#define TESS_FIRST_BOUND_HEAD     (bound.first_kv_head * args.group)
+#define TESS_BOUND_HEADS(n_heads) ((bound.end_kv_head - bound.first_kv_head) * args.group)
 
 #define tess_min(a, b)  min(a, b)
 #define tess_max(a, b)  max(a, b)
