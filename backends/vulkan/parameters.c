@@ -51,10 +51,13 @@ static void write(const writer *w, uint32_t dispatch, const void *args, size_t b
 static void write_attention(const writer *w, uint32_t dispatch, tess_vk_parameters *p) {
     set_indices(w, tess_portable_tensors, TESS_PORTABLE_TENSORS, &p->args);
     p->args.partials_at += w->bound.at[TESS_BIND_WORKSPACE];
-    p->bound[0] = w->bound.first_batch;
-    p->bound[1] = w->bound.end_batch;
-    p->bound[2] = w->bound.first_kv_head;
-    p->bound[3] = w->bound.end_kv_head;
+    for (int n = 0; n < VK_UNITS; n++) {
+        const tess_vk_unit *u = &w->run->units[n];
+        p->bound[2 * n] = w->bound.first[n];
+        /* Where rows and keys are not cut, their number may be unknown. */
+        p->bound[2 * n + 1] =
+            n != VK_BY_KV_HEAD && u->window == u->all ? UINT32_MAX : w->bound.end[n] - 1;
+    }
     write(w, dispatch, p, sizeof *p);
 }
 

@@ -145,9 +145,9 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
     *submissions = wanted < VK_MOST_SUBMISSIONS ? (uint32_t)wanted : VK_MOST_SUBMISSIONS;
 }
 
-/* How many windows a run may be cut into (bind.c): four times as many as its largest tensor would
- * need with strides four times as long as they have to be. Where the key does not know the lengths,
- * a few. */
+/* How many windows a run may be cut into (windows.c): four times as many as its largest tensor
+ * would need with strides four times as long as they have to be. Where the key does not know the
+ * lengths, a few. */
 static uint32_t most_windows(const tess_vk_device *d, const tess_kernel_key *key) {
     enum { SLACK = 4, MOST = 256, UNKNOWN = 16 };
     const double limit = d->found.properties.limits.max_storage_range;
@@ -157,6 +157,12 @@ static uint32_t most_windows(const tess_vk_device *d, const tess_kernel_key *key
     if (rows > INT32_MAX / 2.) return limit < 0x40000000 ? UNKNOWN : 1;
     if (bytes <= limit) return 1;
     return SLACK * bytes / limit < MOST ? (uint32_t)(SLACK * bytes / limit) + 1 : MOST;
+}
+
+/* What a window must have of rows and keys besides its own. */
+static void find_reach(const tess_kernel_key *key, tess_vk_state *state) {
+    if (key->max_q_len <= INT32_MAX / 2) state->most_rows = (uint32_t)key->max_q_len;
+    if (key->max_kv_len <= INT32_MAX / 2) state->most_keys = (uint32_t)key->max_kv_len;
 }
 
 /* Pipelines and resources of an accepted problem. */
@@ -179,6 +185,7 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
     TESS_RETURN_IF_ERROR(tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1,
                                               submissions, most_windows(d, key), &state));
+    find_reach(key, state);
     state->forward = forward;
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
@@ -202,6 +209,7 @@ static tess_status prepare_backward(tess_vk_device *d, const tess_kernel_key *ke
     find_submissions(d, key, shape->tile, &jobs_per_submission, &submissions);
     TESS_RETURN_IF_ERROR(tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions,
                                               most_windows(d, key), &state));
+    find_reach(key, state);
     memcpy(state->stages, stages, sizeof stages);
     state->jobs_per_submission = jobs_per_submission;
     tess_backward_describe(shape, kernel);

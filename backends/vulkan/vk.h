@@ -219,7 +219,8 @@ typedef struct tess_vk_state {
     /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
     uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */
-    uint32_t most_windows;                 /* of a run: bind.c */
+    uint32_t most_windows;                 /* of a run: windows.c */
+    uint32_t most_rows, most_keys;         /* of a sequence; 0: not known */
     uint64_t jobs_per_submission;          /* 0: no limit */
     tess_vk_memory parameters;             /* of all dispatches of all runs: parameters.c */
     uint32_t parameters_stride;            /* bytes from one dispatch's parameters to the next */

@@ -149,31 +149,38 @@ typedef struct item {
 #define PADDED SEQUENCES "batch=5"
 #define WINDOW "heads=6 kv_heads=3 q_len=70 kv_len=90 head_dim=64 pattern=window left=40 right=3"
 
+/* 648 rows of 2 KiB, and 783 keys of half a KiB. */
+#define PACKED                                                                                 \
+    "heads=8 kv_heads=2 q_lens=300,1,0,257,90 kv_lens=300,58,5,300,120 head_dim=64 dtype=f32 " \
+    "kv_split=1 "
+
 static const item items[] = {
-    {PADDED " kv_split=1", AS_THEY_ARE, 50000, NULL},
-    {PADDED " kv_split=1", AS_THEY_ARE, 100000, NULL, 1},
-    {PADDED " kv_split=1", AS_THEY_ARE, 44000,
-     "q: its elements of one sequence and kv head span 44"},
-    {PADDED " kv_split=1", HEADS_FIRST, 23000, NULL},
-    {PADDED " kv_split=1", HEADS_FIRST, 22000,
-     "q: its elements of one sequence and kv head span 22", 1},
+    {PADDED " kv_split=1", AS_THEY_ARE, 50000, NULL, 0},  /* sequences */
+    {PADDED " kv_split=1", AS_THEY_ARE, 100000, NULL, 1}, /* two at a time */
+    {PADDED " kv_split=1", AS_THEY_ARE, 31000, "q: its elements of one job span 44", 0},
+    {PADDED " kv_split=1", HEADS_FIRST, 23000, NULL, 0}, /* and kv heads */
+    {PADDED " kv_split=1", HEADS_FIRST, 15900, "q: its elements of one job span 22", 1},
     {PADDED " kv_split=2", HEADS_FIRST, 23000, "workspace: its elements span ", 1},
+    {PADDED " kv_split=1", SPREAD, 70000, NULL, 1},
     {"heads=4 kv_heads=2 q_len=20 kv_len=600 head_dim=64 pattern=dense batch=6 kv_split=2",
-     AS_THEY_ARE, 500000, NULL},
+     AS_THEY_ARE, 500000, NULL, 0},
+    {"heads=8 kv_heads=1 q_len=300 head_dim=64 pattern=dense batch=2 kv_split=1", /* rows */
+     AS_THEY_ARE, 300000, NULL, 1},
     {WINDOW " dtype=f16 batch=4 kv_split=1", HEADS_FIRST, 30000, NULL, 1},
-    {"heads=8 kv_heads=2 q_lens=64,1,0,33,3 kv_lens=64,58,5,68,0 head_dim=120 pattern=dense "
-     "kv_split=1",
-     AS_THEY_ARE, 300000, "q: its elements of one kv head span 3859", 1},
+    {PACKED "pattern=s2 block=16 local=2 stride=3", AS_THEY_ARE, 300000, NULL, 0}, /* and keys */
+    {PACKED "pattern=dense", AS_THEY_ARE, 180000, "k: its elements of one job span ", 1},
     {"op=decode heads=8 kv_heads=4 q_len=1 kv_len=300 head_dim=64 pattern=s2 block=16 local=2 "
      "stride=3 batch=6 kv_split=1",
      AS_THEY_ARE, 700000, NULL, 1},
     {"op=decode heads=4 kv_heads=2 q_len=3 kv_len=300 head_dim=64 pattern=dense batch=2 page=16 "
      "kv_split=1",
-     AS_THEY_ARE, 200000, "k: its elements of one kv head span "},
+     AS_THEY_ARE, 200000, "k: its elements of one job span ", 0},
     {"op=bwd " SEQUENCES "batch=9", AS_THEY_ARE, 50000, NULL, 1},
-    {"op=bwd " SEQUENCES "batch=9", SPREAD, 70000, NULL},
-    {PADDED " kv_split=1", SPREAD, 70000, NULL, 1},
-    {"op=bwd " WINDOW " dtype=bf16 batch=6", AS_THEY_ARE, 60000, NULL},
+    {"op=bwd " SEQUENCES "batch=9", SPREAD, 70000, NULL, 0},
+    {"op=bwd " WINDOW " dtype=bf16 batch=6", AS_THEY_ARE, 60000, NULL, 0},
+    {"op=bwd heads=8 kv_heads=2 q_lens=200,1,0,257,90 kv_lens=200,58,5,300,120 head_dim=64 "
+     "pattern=window left=30 right=9 dtype=bf16",
+     AS_THEY_ARE, 300000, NULL, 0}, /* rows and keys of whole sequences */
 };
 
 static void test_ranges(void **state) {

@@ -19,7 +19,7 @@ TESS_BACKWARD_DELTA_KERNEL {
                rows = tess_min(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN) - first,
                                TESS_UINT(TESS_STRIP_ROWS)),
                first_head = TESS_FIRST_BOUND_HEAD, heads = TESS_BOUND_HEADS(TESS_ARGS_HEADS);
-    TESS_LEAVE_UNLESS_BOUND(sequence, first_head / args.group)
+    TESS_LEAVE_UNLESS_BOUND(sequence, first, first_head / args.group)
     const tess_offset start =
         TESS_WORD64(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(first);
     for (uint e = TESS_THREAD; present && e < rows * heads; e += TESS_STRIP_THREADS) {

@@ -4,9 +4,9 @@
 #define TESS_ITEMS_H
 
 /* Vulkan binds a part of each tensor where one is larger than a binding may be: dialect_glsl.h. A
- * workgroup leaves whose job is of a sequence or kv head that is not bound. */
+ * workgroup leaves whose sequence, first row or kv head is not bound. */
 #ifndef TESS_LEAVE_UNLESS_BOUND
-#define TESS_LEAVE_UNLESS_BOUND(sequence, kv_head)
+#define TESS_LEAVE_UNLESS_BOUND(sequence, row, kv_head)
 #define TESS_FIRST_BOUND_HEAD     0u
 #define TESS_BOUND_HEADS(n_heads) (n_heads)
 #endif

@@ -72,7 +72,7 @@ TESS_MERGE_KERNEL {
     const tess_merged merge = tess_read_merge(
         tess_find_item(TESS_GROUP / groups, present, TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL)
             TESS_TABLES_OF_KERNEL);
-    TESS_LEAVE_UNLESS_BOUND(merge.sequence, merge.head / args.group)
+    TESS_LEAVE_UNLESS_BOUND(merge.sequence, merge.row, merge.head / args.group)
     const uint first_row = TESS_GROUP % groups * TESS_MERGE_ROWS, head_dim = TESS_HEAD_DIM;
     const uint used = present ? merge.packed_rows : 0u, parts = present ? merge.parts : 0u;
     const tess_offset o_base = TESS_FIRST(o, merge, merge.q_start, merge.head);
