@@ -52,11 +52,10 @@ static void write_attention(const writer *w, uint32_t dispatch, tess_vk_paramete
     set_indices(w, tess_portable_tensors, TESS_PORTABLE_TENSORS, &p->args);
     p->args.partials_at += w->bound.at[TESS_BIND_WORKSPACE];
     for (int n = 0; n < VK_UNITS; n++) {
-        const tess_vk_unit *u = &w->run->units[n];
+        /* Their number may be unknown, and sequences without rows begin where the last row ends. */
+        const int is_open = n != VK_BY_KV_HEAD && w->bound.end[n] == w->run->units[n].all;
         p->bound[2 * n] = w->bound.first[n];
-        /* Where rows and keys are not cut, their number may be unknown. */
-        p->bound[2 * n + 1] =
-            n != VK_BY_KV_HEAD && u->window == u->all ? UINT32_MAX : w->bound.end[n] - 1;
+        p->bound[2 * n + 1] = is_open ? UINT32_MAX : w->bound.end[n] - 1;
     }
     write(w, dispatch, p, sizeof *p);
 }

@@ -113,6 +113,8 @@ static void run(const char *line, int strides, unsigned range, outcome *o) {
         o->status = instance_run(&x, NULL);
         o->dispatches = shim.dispatches() - before;
     }
+    /* A stage that is refused comes after others, which still run. */
+    if (o->status != TESS_OK) assert_ok(tess_wait(device, UINT64_C(60000000000)));
     if (strides == SPREAD) {
         keep_spread(&x, memory, bytes, o);
     } else if (o->status == TESS_OK) {
@@ -178,9 +180,9 @@ static const item items[] = {
     {"op=bwd " SEQUENCES "batch=9", AS_THEY_ARE, 50000, NULL, 1},
     {"op=bwd " SEQUENCES "batch=9", SPREAD, 70000, NULL, 0},
     {"op=bwd " WINDOW " dtype=bf16 batch=6", AS_THEY_ARE, 60000, NULL, 0},
-    {"op=bwd heads=8 kv_heads=2 q_lens=200,1,0,257,90 kv_lens=200,58,5,300,120 head_dim=64 "
+    {"op=bwd heads=8 kv_heads=2 q_lens=200,1,0,257,90,0 kv_lens=200,58,5,300,120,7 head_dim=64 "
      "pattern=window left=30 right=9 dtype=bf16",
-     AS_THEY_ARE, 300000, NULL, 0}, /* rows and keys of whole sequences */
+     AS_THEY_ARE, 350000, NULL, 0}, /* rows and keys of whole sequences */
 };
 
 static void test_ranges(void **state) {
