@@ -10,7 +10,7 @@
  *            VK_BUFFER_USAGE_STORAGE_BUFFER_BIT, and with the TRANSFER bits where tess_copy shall
  *            reach it. Its sharing mode is CONCURRENT, or EXCLUSIVE and owned by the queue family.
  *            `offset` is free down to one element; without storageBuffer16BitAccess, tensors of 16
- *            bits begin at a multiple of 4 bytes and have even strides, or are UNSUPPORTED. What one
+ *            bits begin at a multiple of 4 bytes and have even strides, or are UNSUPPORTED. What a
  *            job of a plan touches (K and V of one kv head of one sequence, or of one kv head in a
  *            pool of pages) must fit maxStorageBufferRange, counted from a multiple of
  *            minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED otherwise, with the
