@@ -16,13 +16,12 @@ typedef struct vk_row {
     uint32_t proved_on;
 } vk_row;
 
-enum { VENDOR_NVIDIA = 0x10de };
 /* Numbers of rows. */
 enum { COOPMAT, PORTABLE, PORTABLE_SMALL };
 
 /* The variants of the forward kernel come before all others. */
 static const vk_row kernels[] = {
-    [COOPMAT] = {{TESS_OP_FORWARD, "coopmat", 0}, NULL, VENDOR_NVIDIA},
+    [COOPMAT] = {{TESS_OP_FORWARD, "coopmat", 0}, NULL, VK_VENDOR_NVIDIA},
     [PORTABLE] = {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, 0},
     [PORTABLE_SMALL] = {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, 0},
     {{TESS_OP_BACKWARD, "portable", 0}, NULL, 0},
@@ -99,7 +98,8 @@ static const char *matrix_refusal(const tess_vk_device *d, const tess_kernel_key
     if (key->max_kv_len <= INT32_MAX / 2 && tess_portable_choose(&tess_portable, key)->few)
         return "rows are few: portable reads K and V at the speed of the memory";
     tess_vk_matrix_shape(d, key, &shape);
-    if (shape.keys * shape.head_dim / 8 % shape.threads) return "subgroups are too large";
+    if (shape.keys * shape.head_dim / 8 % shape.threads || shape.threads % (shape.head_dim / 8))
+        return "subgroups are too large, or too small";
     return shape_refusal(d, &shape, buffer, size);
 }
 
