@@ -149,6 +149,7 @@ static void destroy(tess_vk_device *d) {
     pthread_mutex_destroy(&d->fence_lock);
     pthread_mutex_destroy(&d->copy_lock);
     pthread_mutex_destroy(&d->pipeline_lock);
+    tess_checks_destroy(&d->checks);
     d->host->free(d->host, d, sizeof *d);
 }
 
@@ -162,6 +163,7 @@ tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *nati
     pthread_mutex_init(&d->fence_lock, NULL);
     pthread_mutex_init(&d->copy_lock, NULL);
     pthread_mutex_init(&d->pipeline_lock, NULL);
+    tess_checks_init(&d->checks);
     tess_status status = native ? wrap(d, native) : open_index(d, index);
     if (status == TESS_OK) {
         d->vk.GetPhysicalDeviceMemoryProperties(d->found.physical, &d->memory);

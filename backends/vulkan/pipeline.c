@@ -249,6 +249,14 @@ tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t 
     return status;
 }
 
+void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
+                         char *text, size_t size) {
+    (void)row; /* there is one */
+    cache_key(device, key, text, size);
+    key->source = matrix_modules[dtype].code;
+    key->source_size = matrix_modules[dtype].bytes;
+}
+
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline) {
     return find(d, TESS_OP_FORWARD, merge_modules, shape_constants(0, 0, 0, 0, dtype),
                 &d->merge[dtype], pipeline);

@@ -13,6 +13,7 @@
 #include "paging.h"
 #include "prepare.h"
 #include "row.h"
+#include "self_check.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -108,6 +109,8 @@ typedef struct tess_vk_device {
     vk_handle prepare;
     vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
     vk_handle coopmat[VK_MATRIX_SHAPES][VK_DTYPES];
+
+    tess_checks checks; /* of rows that nobody has run on such a device: table.c */
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -180,6 +183,9 @@ typedef struct tess_vk_constants {
 } tess_vk_constants;
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const tess_vk_constants *constants, vk_handle *pipeline);
+/* The code of the kernel on matrix units, for verdicts of its self-check (self_check.h). */
+void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
+                         char *text, size_t size);
 /* of a stage of backward, by tess_backward_number */
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *shape,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline);
@@ -199,7 +205,8 @@ enum {
 
 typedef struct tess_vk_resources {
     atomic_int state;
-    vk_handle set, pool, fence;
+    vk_handle pool, fence;
+    vk_handle *sets;       /* one for each window */
     vk_commands *commands; /* one for each submission */
     /* RECORDED: the event that frees them. Both 0: they are taken until the plan is released. */
     vk_handle until_semaphore, until_fence;
@@ -213,6 +220,8 @@ typedef struct tess_vk_state {
     /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
     uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */
+    uint32_t most_windows;                 /* of a run: windows.c */
+    uint32_t most_rows, most_keys;         /* of a sequence; 0: not known */
     uint64_t jobs_per_submission;          /* 0: no limit */
     tess_vk_memory parameters;             /* of all dispatches of all runs: parameters.c */
     uint32_t parameters_stride;            /* bytes from one dispatch's parameters to the next */
@@ -221,7 +230,7 @@ typedef struct tess_vk_state {
 } tess_vk_state;
 
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                 tess_vk_state **state);
+                                 uint32_t windows, tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
 /* Finds resources that no run uses, their fence unsignalled; BUSY. */
 tess_status tess_vk_resources_take(tess_vk_state *state, uint32_t *index);
