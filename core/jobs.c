@@ -26,10 +26,9 @@ static void split_for(tess_split *split, const tess_sequence *sequence) {
 /* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
-    const uint64_t once = TESS_SHORT_PARTS, all = once + TESS_SHORT_TWICE_PARTS;
     if (!split->fixed) return blocks * part / parts;
-    if (split->grows) part += (part > once ? part - once : 0) + (part > all ? 2 * (part - all) : 0);
-    return (uint64_t)smaller(blocks, part * split->length);
+    return (uint64_t)smaller(blocks, split->grows ? tess_short_begin(part, split->length)
+                                                  : part * split->length);
 }
 
 /* The key blocks [begin, end) of `whole`: of each slice, of the interval, and of its masked ends.
