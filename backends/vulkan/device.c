@@ -139,6 +139,7 @@ static void destroy(tess_vk_device *d) {
     tess_vk_memory_close(d);
     if (!atomic_load(&d->stuck)) {
         if (d->device && d->vk.DestroyDevice) {
+            tess_vk_copier_close(d);
             tess_vk_pipelines_close(d);
             if (!d->wrapped) d->vk.DestroyDevice(d->device, NULL);
         }
