@@ -23,6 +23,7 @@ enum {
     VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
     VK_MATRIX_SHAPES = 2, /* of the kernel on matrix units */
+    VK_SPARE_STATES = 4,
     VK_LEAST_BUFFERS = 4, /* storage buffers of a stage: slots.c */
 };
 
@@ -97,6 +98,9 @@ typedef struct tess_vk_device {
     tess_vk_memory *allocations;
     pthread_mutex_t fence_lock; /* of `fences` */
     tess_vk_fence *fences;
+
+    pthread_mutex_t spare_lock; /* of `spare_states`, the latest first */
+    struct tess_vk_state *spare_states[VK_SPARE_STATES];
 
     pthread_mutex_t copy_lock; /* of `copier` */
     tess_vk_copier copier;
@@ -233,6 +237,8 @@ typedef struct tess_vk_state {
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
                                  tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
+/* Destroys those that were kept. */
+void tess_vk_states_close(tess_vk_device *d);
 /* Finds resources that no run uses, their fence unsignalled; BUSY. */
 tess_status tess_vk_resources_take(tess_vk_state *state, uint32_t *index);
 

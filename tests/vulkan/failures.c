@@ -494,6 +494,48 @@ static void test_copies_again(void **state) {
     shim.pretend_vendor(0);
 }
 
+/* Vulkan calls that it takes to make a plan for so many runs at a time. */
+static long calls_of_plan(tess_device *device, problem *p, tess_layout *layout, uint32_t runs) {
+    tess_plan_desc desc;
+    tess_plan *plan = NULL;
+    int64_t *cu = NULL;
+    assert_int_equal(problem_plan_desc(p, &desc, &cu), 0);
+    desc.max_in_flight = runs;
+    const long before = shim.calls();
+    assert_ok(tess_plan_create(device, layout, &desc, &plan));
+    const long calls = shim.calls() - before;
+    tess_plan_release(plan);
+    free(cu);
+    return calls;
+}
+
+/* What runs need is kept for the next plan that needs as much, and for no other. */
+static void test_kept_resources(void **state) {
+    (void)state;
+    enum { OF_A_RUN = 4 }; /* its descriptor set, fence, pool of commands, and commands */
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    tess_layout *layout = NULL;
+    problem p;
+    char error[256];
+    shim.reset(0, 0, 0);
+    open_device(&runtime, &device);
+    assert_int_equal(problem_parse(&p, small_line, error, sizeof error), 0);
+    assert_ok(problem_layout(&p, runtime, &layout));
+    const long first = calls_of_plan(device, &p, layout, 2),
+               other = calls_of_plan(device, &p, layout, 5),
+               kept = calls_of_plan(device, &p, layout, 2);
+    assert_true(first > kept);
+    assert_true(other - kept >= 5 * OF_A_RUN);
+    for (uint32_t runs = 6; runs < 20; runs++) calls_of_plan(device, &p, layout, runs);
+    assert_true(calls_of_plan(device, &p, layout, 5) >= other);
+    tess_layout_release(layout);
+    problem_free(&p);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    check_left(0);
+}
+
 /* A device that binds as few storage buffers as Vulkan promises wants tensors in two VkBuffers: the
  * one that lies elsewhere is refused with both numbers. So is a device that binds fewer. */
 static void test_few_buffers(void **state) {
@@ -778,7 +820,7 @@ int main(int argc, char **argv) {
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_copies),
-                     TEST(test_cache), TEST(test_tune),
+                     TEST(test_kept_resources), TEST(test_cache), TEST(test_tune),
                      TEST(test_few_buffers), TEST(test_few_buffers_memory), TEST(test_wide_only),
                      TEST(test_matrices), TEST(test_host_memory), TEST(test_out_of_memory),
                      TEST(test_lost));
