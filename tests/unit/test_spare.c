@@ -8,13 +8,12 @@
 
 enum { MIB = 1 << 20 };
 
-static tess_runtime *new_runtime(test_heap *heap, int64_t fail_at) {
+static tess_runtime *new_runtime(test_heap *heap) {
     tess_runtime *runtime = NULL;
     test_heap_init(heap, 0, 0);
     const tess_runtime_desc desc = {
         .struct_size = sizeof desc, .allocator = heap->allocator, .log = test_log_nothing};
     assert_ok(tess_runtime_create(&desc, &runtime));
-    if (fail_at) heap->fail_at = heap->calls + fail_at;
     return runtime;
 }
 
@@ -29,17 +28,17 @@ static void end_runtime(tess_runtime *runtime, const test_heap *heap) {
 static void test_again(void **state) {
     (void)state;
     test_heap heap;
-    tess_runtime *runtime = new_runtime(&heap, 0);
-    void *a = tess_spare_take(runtime, 5 * MIB), *b = tess_spare_take(runtime, 3 * MIB);
+    tess_runtime *runtime = new_runtime(&heap);
+    void *a = tess_spare_take(runtime, 3 * MIB), *b = tess_spare_take(runtime, 5 * MIB);
     assert_non_null(a);
     assert_non_null(b);
-    memset(a, 1, 5 * MIB);
-    memset(b, 2, 3 * MIB);
-    tess_spare_give(runtime, a, 5 * MIB);
-    tess_spare_give(runtime, b, 3 * MIB);
+    memset(a, 1, 3 * MIB);
+    memset(b, 2, 5 * MIB);
+    tess_spare_give(runtime, a, 3 * MIB);
+    tess_spare_give(runtime, b, 5 * MIB);
     const int64_t calls = heap.calls;
-    assert_ptr_equal(tess_spare_take(runtime, MIB), b);
     assert_ptr_equal(tess_spare_take(runtime, MIB), a);
+    assert_ptr_equal(tess_spare_take(runtime, MIB), b);
     assert_int_equal(heap.calls, calls);
     tess_spare_give(runtime, a, MIB);
     tess_spare_give(runtime, b, MIB);
@@ -51,7 +50,7 @@ static void test_many(void **state) {
     (void)state;
     enum { MANY = TESS_SPARE_BLOCKS + 3 };
     test_heap heap;
-    tess_runtime *runtime = new_runtime(&heap, 0);
+    tess_runtime *runtime = new_runtime(&heap);
     const int64_t live = heap.live;
     void *blocks[MANY];
     for (int n = 0; n < MANY; n++) {
@@ -77,7 +76,7 @@ static void test_many(void **state) {
 static void test_bounds(void **state) {
     (void)state;
     test_heap heap;
-    tess_runtime *runtime = new_runtime(&heap, 0);
+    tess_runtime *runtime = new_runtime(&heap);
     const int64_t live = heap.live;
     void *small = tess_spare_take(runtime, TESS_SPARE_LEAST - 1);
     tess_spare_give(runtime, small, TESS_SPARE_LEAST - 1);
@@ -98,11 +97,16 @@ static void test_bounds(void **state) {
 static void test_no_memory(void **state) {
     (void)state;
     test_heap heap;
-    tess_runtime *runtime = new_runtime(&heap, 1);
-    assert_null(tess_spare_take(runtime, MIB));
+    tess_runtime *runtime = new_runtime(&heap);
+    for (int n = 0; n < TESS_SPARE_BLOCKS; n++) {
+        heap.fail_at = heap.calls + 1;
+        assert_null(tess_spare_take(runtime, MIB));
+    }
+    const int64_t live = heap.live;
     void *block = tess_spare_take(runtime, MIB);
     assert_non_null(block);
     tess_spare_give(runtime, block, MIB);
+    assert_int_equal(heap.live, live + 1);
     end_runtime(runtime, &heap);
 }
 
