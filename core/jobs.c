@@ -525,18 +525,18 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
 /* ------------------------------------------------------------------ ranges */
 
 uint64_t tess_jobs_ranges(tess_cost_fn *cost_of, const void *context, uint64_t total,
-                          uint64_t limit, uint64_t *start) {
+                          uint64_t limit, uint64_t *start, uint64_t room) {
     uint64_t n = 0, sum = 0;
     for (uint64_t job = 0; job < total; job++) {
         uint64_t cost = cost_of(context, job);
         if (cost == 0) cost = 1;
         if (job == 0 || sum + cost > limit) {
-            if (start) start[n] = job;
+            if (n < room) start[n] = job;
             n++;
             sum = 0;
         }
         sum += cost;
     }
-    if (start) start[n] = total;
+    if (n < room) start[n] = total;
     return n;
 }

@@ -141,9 +141,10 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges);
 typedef uint64_t tess_cost_fn(const void *context, uint64_t n);
 
 /* Cuts `total` jobs into ranges of at most `limit` key blocks, or of a single job. Returns how many
- * there are; with `start` it also writes where they begin and where the last one ends. */
+ * there are, and writes where they begin and where the last one ends, as far as `start` has room.
+ */
 uint64_t tess_jobs_ranges(tess_cost_fn *cost_of, const void *context, uint64_t total,
-                          uint64_t limit, uint64_t *start);
+                          uint64_t limit, uint64_t *start, uint64_t room);
 
 static inline uint64_t tess_job_blocks(const tess_job *job) {
     return (uint64_t)job->left_count + job->interval_blocks + job->right_count;

@@ -131,9 +131,48 @@ static void destroy(tess_vk_state *s) {
     d->host->free(d->host, s, s->bytes);
 }
 
+/* A server makes a plan for each batch, and 4 runs of 64 submissions take longer to make than all
+ * else of a plan. So the device keeps the resources of the last plans, whose runs have ended. */
+static tess_vk_state *take_spare(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
+                                 uint32_t windows) {
+    tess_vk_state *found = NULL;
+    pthread_mutex_lock(&d->spare_lock);
+    for (int n = 0; n < VK_SPARE_STATES && !found; n++) {
+        tess_vk_state *s = d->spare_states[n];
+        if (!s || s->max_in_flight != max_in_flight || s->n_submissions != submissions ||
+            s->most_windows != windows)
+            continue;
+        found = s;
+        d->spare_states[n] = NULL;
+    }
+    pthread_mutex_unlock(&d->spare_lock);
+    return found;
+}
+
+/* Returns the state that has to go for this one. */
+static tess_vk_state *keep_spare(tess_vk_state *s) {
+    tess_vk_device *d = s->device;
+    s->forward = s->merge = 0;
+    memset(s->stages, 0, sizeof s->stages);
+    s->jobs_per_submission = 0;
+    s->most_rows = s->most_keys = 0;
+    pthread_mutex_lock(&d->spare_lock);
+    tess_vk_state *last = d->spare_states[VK_SPARE_STATES - 1];
+    memmove(d->spare_states + 1, d->spare_states, (VK_SPARE_STATES - 1) * sizeof *d->spare_states);
+    d->spare_states[0] = s;
+    pthread_mutex_unlock(&d->spare_lock);
+    return last;
+}
+
+void tess_vk_states_close(tess_vk_device *d) {
+    for (int n = 0; n < VK_SPARE_STATES; n++)
+        if (d->spare_states[n]) destroy(d->spare_states[n]);
+}
+
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
                                  uint32_t windows, tess_vk_state **state) {
     const char *call = NULL;
+    if ((*state = take_spare(d, max_in_flight, submissions, windows)) != NULL) return TESS_OK;
     tess_vk_state *s = layout_state(d, max_in_flight, submissions, windows);
     if (!s)
         return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u runs",
@@ -158,15 +197,18 @@ tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint
 void tess_vk_state_release(tess_kernel *kernel) {
     tess_vk_state *s = kernel->state;
     if (!s) return;
-    int untracked = 0;
+    int untracked = 0, idle = !atomic_load(&s->device->stuck);
     for (uint32_t n = 0; n < s->max_in_flight; n++) {
         const int state = atomic_load(&s->resources[n].state);
         if (state == VK_RESOURCES_SUBMITTED)
-            (void)tess_vk_wait_fence(s->device, s->resources[n].fence);
+            idle &= tess_vk_wait_fence(s->device, s->resources[n].fence) == TVK_SUCCESS;
+        else
+            idle &= state == VK_RESOURCES_FREE;
         untracked |= state == VK_RESOURCES_UNTRACKED;
     }
     if (untracked) tess_vk_quiesce(s->device);
-    destroy(s);
+    if (idle) s = keep_spare(s);
+    if (s) destroy(s);
     kernel->state = NULL;
 }
 

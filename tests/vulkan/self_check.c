@@ -199,7 +199,7 @@ static void test_out_of_memory(void **state) {
             continue;
         }
         printf("each of %ld calls failed\n", k - 1);
-        assert_in_range(k, 40, 200);
+        assert_in_range(k, 25, 200); /* fewer than without what is kept of calls that failed */
         break;
     }
     shim.reset(0, 0, 0);
