@@ -4,6 +4,7 @@
 
 #include "backward_delta.inl"
 
+#if TESS_HAS_DIMS(64)
 #define TESS_DIMS    64
 #define TESS_TILE    TESS_BACKWARD_TILE_64
 #define TESS_THREADS TESS_BACKWARD_THREADS_64
@@ -13,7 +14,9 @@
 #undef TESS_DIMS
 #undef TESS_TILE
 #undef TESS_THREADS
+#endif
 
+#if TESS_HAS_DIMS(128)
 #define TESS_DIMS    128
 #define TESS_TILE    TESS_BACKWARD_TILE_128
 #define TESS_THREADS TESS_BACKWARD_THREADS_128
@@ -23,7 +26,9 @@
 #undef TESS_DIMS
 #undef TESS_TILE
 #undef TESS_THREADS
+#endif
 
+#if TESS_HAS_DIMS(256)
 #define TESS_DIMS    256
 #define TESS_TILE    TESS_BACKWARD_TILE_256
 #define TESS_THREADS TESS_BACKWARD_THREADS_256
@@ -33,3 +38,4 @@
 #undef TESS_DIMS
 #undef TESS_TILE
 #undef TESS_THREADS
+#endif
