@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tessera_test(NAME name COMMAND command... [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT
-# VAR=value...] [SERIAL] [DRIVERS])
+# VAR=value...] [SERIAL] [DRIVERS] [PLAIN])
 #
 # add_test with the conventions of this tree. Labels decide where a test runs (CONTRIBUTING.md):
 #   unit      in the release build and again under ASan and UBSan
@@ -15,8 +15,10 @@
 # ctest runs several of them ("asan.unit_layout"). Under AddressSanitizer a test sees the devices of
 # this project only: drivers of OpenCL and Vulkan bring whole compilers along, which leak and use
 # the signal stacks that the sanitizer takes for its own. A test with DRIVERS sees them all the
-# same, and there leaks are not looked for. A test that exits with 77 has been skipped and has said
-# why.
+# same, and there leaks are not looked for. PLAIN is for a test that takes PoCL longer to compile
+# than to run: its kernels are compiled without optimisation, and kept apart from those of other
+# tests; NAME_optimised, a long test, is the same with it. A test that exits with 77 has been
+# skipped and has said why.
 set(TESSERA_TEST_LABELS "" CACHE STRING "Keep only tests with one of these labels")
 set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
 
@@ -24,10 +26,19 @@ set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
 add_custom_target(tessera_tested)
 
 function(tessera_test)
-  cmake_parse_arguments(T "SERIAL;DRIVERS" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(T "SERIAL;DRIVERS;PLAIN" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT"
+    ${ARGN})
   if(T_UNPARSED_ARGUMENTS OR NOT T_NAME OR NOT T_COMMAND)
     message(FATAL_ERROR
       "tessera_test: NAME and COMMAND are required; unknown: ${T_UNPARSED_ARGUMENTS}")
+  endif()
+  if(T_PLAIN)
+    set(drivers "")
+    if(T_DRIVERS)
+      set(drivers DRIVERS)
+    endif()
+    tessera_test(NAME ${T_NAME}_optimised LABELS long TIMEOUT 1800 ${drivers}
+      COMMAND ${T_COMMAND} ENVIRONMENT ${T_ENVIRONMENT})
   endif()
   if(TESSERA_TEST_LABELS)
     set(wanted ${T_LABELS})
@@ -44,7 +55,12 @@ function(tessera_test)
   # What tests compile stays in the build folder, where the next run finds it. Without this PoCL
   # compiles each kernel once more for small launches and for such without an offset, for minutes;
   # a test that sets the variable itself has it its way.
-  list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/kernels
+  set(kernels kernels)
+  if(T_PLAIN)
+    set(kernels kernels_plain)
+    list(PREPEND T_ENVIRONMENT POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable)
+  endif()
+  list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/${kernels}
     POCL_WORK_GROUP_SPECIALIZATION=0)
   if(TESSERA_SANITIZE MATCHES address)
     # An allocation that is too large gives NULL, as in every other build, and does not end the
