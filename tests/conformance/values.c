@@ -421,7 +421,7 @@ static const wrong_case wrong_cases[] = {
 
 /* A result must not pass against the reference of another pattern, in any type, even with the scale
  * that flattens the softmax most. The check is the host's, so results of the CPU are enough where a
- * device would compile kernels for them. */
+ * device would compile kernels for them; under a sanitizer types take turns. */
 void test_wrong_pattern_is_seen(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     const test_target *target = *state;
@@ -430,6 +430,7 @@ void test_wrong_pattern_is_seen(void **state) {
         for (int d = 0; d < 3; d++) {
             char line[512], error[512];
             problem right, wrong;
+            if (test_sanitized() && !test_full() && (n + (size_t)d) % 3 != 0) continue;
             snprintf(line, sizeof line, "%s dtype=%s", wrong_cases[n].right, dtypes[d]);
             if (problem_parse(&right, line, error, sizeof error) != 0)
                 fail_msg("%s: %s", line, error);
