@@ -4,14 +4,6 @@
 #ifndef TESS_COMMON_SHAPES_H
 #define TESS_COMMON_SHAPES_H
 
-/* Whether a compiler makes the instances for a range of head_dim: all, or with TESS_ONLY_DIMS those
- * for that range alone. */
-#ifdef TESS_ONLY_DIMS
-#define TESS_HAS_DIMS(dims) (TESS_ONLY_DIMS == (dims))
-#else
-#define TESS_HAS_DIMS(dims) 1
-#endif
-
 #define TESS_ROWS_64     64
 #define TESS_KEYS_64     64
 #define TESS_THREADS_64  128

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All kernels of backward of one dtype, as instances.inl has those of forward. */
+#include "only_dims.h"
 #include "shapes.h"
 
 #include "backward_delta.inl"

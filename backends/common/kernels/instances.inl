@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All kernels of one dtype, for languages whose instances share a translation unit. Given:
  * TESS_DTYPE_NAME and TESS_ELEMENT. TESS_HAS_DIMS says for which ranges of head_dim. */
+#include "only_dims.h"
 #include "shapes.h"
 
 #if TESS_HAS_DIMS(64)
