@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tessera_test(NAME name COMMAND command... [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT
-# VAR=value...] [SERIAL] [DRIVERS])
+# VAR=value...] [SERIAL] [DRIVERS] [PLAIN])
 #
 # add_test with the conventions of this tree. Labels decide where a test runs (CONTRIBUTING.md):
 #   unit      in the release build and again under ASan and UBSan
@@ -15,36 +15,73 @@
 # ctest runs several of them ("asan.unit_layout"). Under AddressSanitizer a test sees the devices of
 # this project only: drivers of OpenCL and Vulkan bring whole compilers along, which leak and use
 # the signal stacks that the sanitizer takes for its own. A test with DRIVERS sees them all the
-# same, and there leaks are not looked for. A test that exits with 77 has been skipped and has said
-# why.
+# same, and there leaks are not looked for. PLAIN is for a test that takes PoCL longer to compile
+# than to run: its kernels are compiled without optimisation, and kept apart from those of other
+# tests; NAME_optimised, a long test, is the same with it. A test that exits with 77 has been
+# skipped and has said why.
 set(TESSERA_TEST_LABELS "" CACHE STRING "Keep only tests with one of these labels")
 set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
 
 # The programs of the tests that are kept: all that a preset for a few of them has to build.
 add_custom_target(tessera_tested)
 
+# A program of the tests, all of whose tests have other labels than the kept ones, is left out of
+# the build; but not where clang looks for warnings in it.
+function(tessera_test_program_needed program needed)
+  if(NOT TARGET ${program})
+    return()
+  endif()
+  if(needed)
+    add_dependencies(tessera_tested ${program})
+    set_target_properties(${program} PROPERTIES TESSERA_TESTED ON EXCLUDE_FROM_ALL OFF)
+  else()
+    get_target_property(tested ${program} TESSERA_TESTED)
+    get_target_property(folder ${program} SOURCE_DIR)
+    if(NOT tested AND NOT TESSERA_FUZZ AND folder MATCHES "^${PROJECT_SOURCE_DIR}/tests/")
+      set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL ON)
+    endif()
+  endif()
+endfunction()
+
 function(tessera_test)
-  cmake_parse_arguments(T "SERIAL;DRIVERS" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(T "SERIAL;DRIVERS;PLAIN" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT"
+    ${ARGN})
   if(T_UNPARSED_ARGUMENTS OR NOT T_NAME OR NOT T_COMMAND)
     message(FATAL_ERROR
       "tessera_test: NAME and COMMAND are required; unknown: ${T_UNPARSED_ARGUMENTS}")
   endif()
+  if(T_PLAIN)
+    set(drivers "")
+    if(T_DRIVERS)
+      set(drivers DRIVERS)
+    endif()
+    tessera_test(NAME ${T_NAME}_optimised LABELS long TIMEOUT 1800 ${drivers}
+      COMMAND ${T_COMMAND} ENVIRONMENT ${T_ENVIRONMENT})
+  endif()
+  list(GET T_COMMAND 0 program)
   if(TESSERA_TEST_LABELS)
     set(wanted ${T_LABELS})
     list(REMOVE_ITEM wanted ${TESSERA_TEST_LABELS})
     list(LENGTH wanted other)
     list(LENGTH T_LABELS all)
     if(other EQUAL all)
+      tessera_test_program_needed(${program} OFF)
       return()
     endif()
   endif()
+  tessera_test_program_needed(${program} ON)
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 300)
   endif()
   # What tests compile stays in the build folder, where the next run finds it. Without this PoCL
   # compiles each kernel once more for small launches and for such without an offset, for minutes;
   # a test that sets the variable itself has it its way.
-  list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/kernels
+  set(kernels kernels)
+  if(T_PLAIN)
+    set(kernels kernels_plain)
+    list(PREPEND T_ENVIRONMENT POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable)
+  endif()
+  list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/${kernels}
     POCL_WORK_GROUP_SPECIALIZATION=0)
   if(TESSERA_SANITIZE MATCHES address)
     # An allocation that is too large gives NULL, as in every other build, and does not end the
@@ -58,10 +95,6 @@ function(tessera_test)
         VK_DRIVER_FILES=/nonexistent TESSERA_REQUIRE=cpu)
     endif()
     list(APPEND T_ENVIRONMENT ASAN_OPTIONS=${options} UBSAN_OPTIONS=print_stacktrace=1)
-  endif()
-  list(GET T_COMMAND 0 program)
-  if(TARGET ${program})
-    add_dependencies(tessera_tested ${program})
   endif()
   set(name ${TESSERA_TEST_PREFIX}${T_NAME})
   add_test(NAME ${name} COMMAND ${T_COMMAND})

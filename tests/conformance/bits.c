@@ -204,7 +204,8 @@ void test_time_limit(void **state) {
     }
 }
 
-/* Sequence 0 of each batch below is the same one, with the same inputs. */
+/* Sequence 0 of each batch below is the same one, with the same inputs. Every two of a pattern, a
+ * length and a batch meet; a third of all three do, and all with TESSERA_TEST_FULL=1. */
 void test_batch_invariance(void **state) {
     static const char *const patterns[] = {
         "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=64",
@@ -225,6 +226,7 @@ void test_batch_invariance(void **state) {
             void *o = NULL;
             float *lse = NULL;
             for (size_t c = 0; c < sizeof others / sizeof others[0]; c++) {
+                if (c > 0 && (a + b + c) % 3 != 0 && !test_full()) continue;
                 char line[1024];
                 const char *first_kv = strchr(firsts[b], '|') + 1, *cut = strchr(others[c], '|');
                 snprintf(line, sizeof line, "%s batch_invariant=1 q_lens=%.*s%.*s kv_lens=%s%s",

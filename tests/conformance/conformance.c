@@ -5,8 +5,9 @@
  *
  *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S]
  *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE] [--backward]
- *               [--any-order]
+ *               [--any-order] [--own]
  *
+ * --own leaves each device its own choice of a kernel, or that of TESSERA_KERNEL, and forces none.
  * --backward computes the gradients of each problem that has no KV cache instead. With --any-order
  * their sums may be added in any order (determinism 1), where the problem allows that.
  * --bits compares nothing and writes a line for each result: the kernel, a hash of O and LSE, and
@@ -226,7 +227,8 @@ static void test_lines_reproduce(void **state) {
 static void options_error(const char *program) {
     fprintf(stderr,
             "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] "
-            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE] [--backward] [--any-order]\n",
+            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE] [--backward] [--any-order] "
+            "[--own]\n",
             program);
     exit(2);
 }
@@ -252,7 +254,7 @@ static int read_shard(const char *text, int *shard, int *shards) {
 }
 
 typedef struct settings {
-    int shard, shards, every, print, backward, any_order;
+    int shard, shards, every, print, backward, any_order, own;
     long random_count; /* -1: the list */
     uint64_t seed;
     const char *backend, *masks, *single;
@@ -264,7 +266,8 @@ static settings read_options(int argc, char **argv) {
         {"shard", 1, NULL, 's'},    {"device", 1, NULL, 'd'},    {"every", 1, NULL, 'e'},
         {"random", 1, NULL, 'r'},   {"seed", 1, NULL, 'x'},      {"masks", 1, NULL, 'm'},
         {"line", 1, NULL, 'l'},     {"list", 0, NULL, 'p'},      {"bits", 1, NULL, 'b'},
-        {"backward", 0, NULL, 'g'}, {"any-order", 0, NULL, 'o'}, {NULL, 0, NULL, 0}};
+        {"backward", 0, NULL, 'g'}, {"any-order", 0, NULL, 'o'}, {"own", 0, NULL, 'w'},
+        {NULL, 0, NULL, 0}};
     settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1, .masks = "."};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &x.shard, &x.shards) == 0)
@@ -287,6 +290,8 @@ static settings read_options(int argc, char **argv) {
             x.backward = 1;
         else if (o == 'o')
             x.any_order = 1;
+        else if (o == 'w')
+            x.own = 1;
         else if (o == 'b' && (x.bits = fopen(optarg, "w")) != NULL)
             continue;
         else
@@ -401,8 +406,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     test_targets targets;
-    const int absent =
-        test_targets_open(&targets, x.backend, TEST_EACH_KERNEL | (x.backward ? TEST_BACKWARD : 0));
+    const int absent = test_targets_open(
+        &targets, x.backend, (x.own ? 0 : TEST_EACH_KERNEL) | (x.backward ? TEST_BACKWARD : 0));
     if (absent != 0) {
         list_free(&list);
         return absent;

@@ -420,14 +420,17 @@ static const wrong_case wrong_cases[] = {
 };
 
 /* A result must not pass against the reference of another pattern, in any type, even with the scale
- * that flattens the softmax most. */
+ * that flattens the softmax most. The check is the host's, so results of the CPU are enough where a
+ * device would compile kernels for them; under a sanitizer types take turns. */
 void test_wrong_pattern_is_seen(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     const test_target *target = *state;
+    if (test_is_repetition(target)) return;
     for (size_t n = 0; n < sizeof wrong_cases / sizeof wrong_cases[0]; n++)
         for (int d = 0; d < 3; d++) {
             char line[512], error[512];
             problem right, wrong;
+            if (test_sanitized() && !test_full() && (n + (size_t)d) % 3 != 0) continue;
             snprintf(line, sizeof line, "%s dtype=%s", wrong_cases[n].right, dtypes[d]);
             if (problem_parse(&right, line, error, sizeof error) != 0)
                 fail_msg("%s: %s", line, error);
@@ -456,6 +459,7 @@ void test_wrong_pattern_is_seen(void **state) {
  * own tolerance. */
 void test_wrong_offset_shows_everywhere(void **state) {
     rig r;
+    if (test_is_repetition(*state)) return;
     rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=4" SHAPE "dtype=f16", NULL, NULL);
     uint16_t *o = rig_room(r.bytes[TESS_ROLE_O]);
     float *lse = rig_room(r.bytes[TESS_ROLE_LSE]);

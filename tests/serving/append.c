@@ -300,7 +300,11 @@ static void test_nothing(void **state) { for_each_shape(state, nothing); }
  * page, a block, a ring and a part. Sequences end on the way, and others take their place, in pages
  * that had others' keys; at times no sequence has rows. */
 static void generation(cache *c) {
-    const int every = !c->software ? 1 : test_sanitized() ? 27 : 9;
+    const char *given = getenv("TESSERA_TEST_EVERY");
+    const int every = given && atoi(given) > 0 ? atoi(given)
+                      : !c->software           ? 1
+                      : test_sanitized()       ? 27
+                                               : 9;
     const int64_t none[CACHE_BATCH] = {0};
     if (!c->shape->steps || c->shape->hostile) return;
     for (int n = 0; n < TOKENS + 40; n++) {

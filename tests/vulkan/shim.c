@@ -525,6 +525,18 @@ static void read_limits(void) {
     if (most) range = (uint32_t)strtoul(most + strlen("range="), NULL, 10);
 }
 
+/* An instance that nobody destroys keeps the drivers loaded. Otherwise every life cycle loads all
+ * of them again, with their compilers. */
+static void keep_drivers(void) {
+    const vk_instance_create_info info = {.type = TVK_TYPE_INSTANCE_CREATE_INFO};
+    vk_result (*create)(const vk_instance_create_info *, const void *, vk_instance *);
+    vk_instance kept;
+    const vk_function found = real_get(NULL, "vkCreateInstance");
+    if (!found) return;
+    memcpy(&create, &found, sizeof create);
+    create(&info, NULL, &kept);
+}
+
 SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *name) {
     if (!real_get) {
         const char *path = getenv("TESSERA_TEST_VULKAN");
@@ -533,6 +545,7 @@ SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *nam
         if (!symbol) return NULL;
         memcpy(&real_get, &symbol, sizeof symbol);
         read_limits();
+        keep_drivers();
     }
     return intercept(name, real_get(instance, name));
 }

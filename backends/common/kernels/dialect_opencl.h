@@ -18,13 +18,20 @@ typedef float4 vec4;
 #define TESS_OR(a, b)       ((a) | (b))
 #define VEC4(a, b, c, d)    ((float4)((a), (b), (c), (d)))
 #define VEC4_OF(a)          ((float4)(a))
-#define TESS_UNROLL         _Pragma("unroll")
 #define TESS_NO_UNROLL      _Pragma("unroll 1")
 #define TESS_UNROLL_4       _Pragma("unroll 4")
 #define TESS_GROUP          ((uint)(get_group_id(0) + get_group_id(1) * get_num_groups(0)))
 #define TESS_HEAD_DIM       (args.head_dim)
 #define TESS_FLAGS          (args.flags)
 #define TESS_MINUS_INFINITY (-INFINITY)
+
+#ifdef TESS_ON_CPU
+/* What lives past a barrier is in memory on a CPU, indexed by constants or not: unrolled loops make
+ * the driver's compiler take half as long again, for code that is no faster. */
+#define TESS_UNROLL
+#else
+#define TESS_UNROLL _Pragma("unroll")
+#endif
 
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }

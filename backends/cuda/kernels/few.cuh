@@ -33,6 +33,14 @@
 #define TESS_DECODE_INSTANCES(X)            TESS_FEW_DECODE_##X
 #define TESS_DECODE_CODED_INSTANCES(X)      TESS_FEW_DECODE_##X
 
+/* The portable kernels have one range of head_dim in each type. */
+#define TESS_FEW_DIMS_f32       64
+#define TESS_FEW_DIMS_f16       128
+#define TESS_FEW_DIMS_bf16      256
+#define TESS_FEW_DIMS_OF_(type) TESS_FEW_DIMS_##type
+#define TESS_FEW_DIMS_OF(type)  TESS_FEW_DIMS_OF_(type)
+#define TESS_ONLY_DIMS          TESS_FEW_DIMS_OF(TESS_DTYPE_NAME)
+
 /* Three warpgroups and two, stages of 128 keys and of 64. */
 #define TESS_FEW_SM90_BF16          BF16(64, 128, 3, 2, 4, 5)
 #define TESS_FEW_SM90_F16           F16(192, 64, 2, 1, 3, 4)
