@@ -60,6 +60,8 @@ const uint PLACE = N + 4u;                              /* words of a row in a s
 const uint PLACES = M * PLACE;                          /* one fragment's at a time */
 /* A thread copies a column of 8 elements of TURNS keys that follow each other, in K or V. */
 const uint TURNS = KEYS * UNITS / TESS_THREADS;
+const uint Q_ROWS = 2u * KEYS < TESS_ROWS ? 2u * KEYS : TESS_ROWS; /* of Q, at a time */
+const uint Q_TURNS = Q_ROWS * UNITS / TESS_THREADS;
 /* Keys that are listed at a time, two stages, and entries of both lists. */
 const uint LISTED = 2u * KEYS, LIST = 2u * LISTED;
 
@@ -252,24 +254,27 @@ TESS_FORWARD_KERNEL {
     [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) row_sum[t] = MATRIX_C(0.0);
 
     const uint sign = args.scale < 0.0 ? 0x80008000u : 0u; /* goes to Q */
-    /* Rows of Q, as many at a time as a stage has keys in K and V. */
+    /* Rows of Q, where stages will lie. All loads of a thread are in flight at once. */
     if (keys > 0u) {
-        [[dont_unroll]] for (uint round = 0u; round < TESS_ROWS; round += 2u * KEYS) {
+        for (uint r = thread / UNITS; !has_dim && r < 2u * KEYS; r += TESS_THREADS / UNITS)
+            kv[r * ROW + thread % UNITS] = uvec4(0u);
+        [[dont_unroll]] for (uint round = 0u; round < TESS_ROWS; round += Q_ROWS) {
+            const uint r = thread / UNITS * Q_TURNS, to = r * ROW + thread % UNITS;
+#define Q_AT(turn) \
+    (q_base + TESS_ROW_OFFSET(q, row_head_row[round + r + turn]) + thread % UNITS * 8u)
             barrier();
-            for (uint e = thread; e < 2u * KEYS * UNITS; e += TESS_THREADS) {
-                const uint r = min(round + e / UNITS, TESS_ROWS - 1u), dim = e % UNITS * 8u;
-                const uint at = q_base + TESS_ROW_OFFSET(q, row_head_row[r]) + dim;
-                uvec4 eight = uvec4(0u);
-                if (dim < head_dim) {
-                    if (q_wide)
-                        eight = TESS_LOAD8_ALIGNED(Q, at);
-                    else
-                        eight = TESS_LOAD8(Q, at);
-                }
-                kv[e / UNITS * ROW + e % UNITS] = eight ^ sign;
+            if (has_dim && q_wide) {
+                uvec4 eight[Q_TURNS];
+                [[unroll]] for (uint turn = 0u; turn < Q_TURNS; turn++)
+                    eight[turn] = TESS_LOAD8_ALIGNED(Q, Q_AT(turn));
+                [[unroll]] for (uint turn = 0u; turn < Q_TURNS; turn++)
+                    kv[to + turn * ROW] = eight[turn] ^ sign;
+            } else if (has_dim) {
+                [[dont_unroll]] for (uint turn = 0u; turn < Q_TURNS; turn++)
+                    kv[to + turn * ROW] = TESS_LOAD8(Q, Q_AT(turn)) ^ sign;
             }
             barrier();
-            if (first_row >= round && first_row < round + 2u * KEYS) {
+            if (first_row >= round && first_row < round + Q_ROWS) {
                 [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
                     [[unroll]] for (uint x = 0u; x < Q_STEPS; x++)
                         coopMatLoad(q[t * Q_STEPS + x], kv,
