@@ -176,7 +176,7 @@ def attention(
         _refuse(refused)
     try:
         spec = pattern.spec
-        kind = q.device.type
+        kind = "cuda" if q.is_cuda else q.device.type
         if torch.is_autocast_enabled(kind):
             q, k, v = _autocast(kind, q, k, v)
         needs = q.requires_grad or k.requires_grad or v.requires_grad
@@ -186,7 +186,6 @@ def attention(
     flags = 0 if deterministic else _operator.ANY_ORDER
     if flags and torch.are_deterministic_algorithms_enabled():
         _alert()
-    lengths: tuple[Tensor | None, ...]
     if (
         cu_seqlens_q is None
         and q_lens is None
@@ -195,7 +194,7 @@ def attention(
         and cu_seqlens_k is None
         and kv_first is None
     ):
-        lengths = _NONE
+        lengths: tuple[Tensor | None, ...] = ()
     else:
         lengths = (
             _tensor("cu_seqlens_q", cu_seqlens_q),
@@ -211,9 +210,6 @@ def attention(
         want = _operator.WANT_LSE if return_lse else 0
         o, lse = _operator.forward(q, k, v, spec, layout, scale, want, *lengths)
     return (o, lse) if return_lse else o
-
-
-_NONE = (None,) * 6
 
 
 def _autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from . import _native, _plans, _shapes
 
 INPUTS = ("q", "k", "v")
@@ -67,7 +70,7 @@ def strides(layout: str, shape: Any, given: Any, itemsize: int, rows: bool = Fal
 class Call:
     """A plan, and descriptors of runs on tensors of one signature."""
 
-    __slots__ = ("batch", "names", "places", "plan", "pool", "template", "workspace")
+    __slots__ = ("batch", "notes", "places", "plan", "pool", "run_c", "template", "workspace")
 
     def __init__(
         self, plan: _plans.Plan, batch: _shapes.Batch, tensors: dict[str, Strides]
@@ -86,12 +89,13 @@ class Call:
             desc.workspace.kind = plan.device.memory
             desc.workspace.size = plan.workspace
         self.template = bytes(desc)
-        self.names = tuple(tensors)
         self.places = tuple(_PLACES[name] for name in tensors)
         self.pool: list[Any] = []
+        self.run_c = _native.library().tess_run
+        self.notes: Any = None  # of who prepared it
 
-    def run(self, handles: tuple[int, ...], workspace: int, stream: int | None = None) -> None:
-        """Runs the plan on tensors at these addresses, in the order of the names.
+    def run(self, handles: list[int], workspace: int, stream: int | None = None) -> None:
+        """Runs the plan on tensors at these addresses, in the order in which they were described.
 
         workspace: the address of `self.workspace` bytes.
         stream: a native stream; without it, the device's own queue.
@@ -99,8 +103,8 @@ class Call:
         try:
             words, address = self.pool.pop()
         except IndexError:
-            words = _WORDS.from_buffer_copy(self.template)
-            address = ctypes.addressof(words)
+            memory = _WORDS.from_buffer_copy(self.template)
+            words, address = memoryview(memory).cast("B").cast("Q"), ctypes.addressof(memory)
         for place, handle in zip(self.places, handles):  # noqa: B905
             words[place] = handle or 4096  # an empty tensor has no address
         plan = self.plan
@@ -109,10 +113,30 @@ class Call:
         if stream is not None:
             words[_STREAM_KIND] = _native.SUBMIT
             words[_STREAM] = stream
-        status = _native.library().tess_run(plan.handle, address)
+        status = self.run_c(plan.handle, address)
         self.pool.append((words, address))
         if status:
             _native.fail(status)
+
+    def run_on_host(self, handles: list[int]) -> None:
+        """Runs the plan of a CPU device, in a workspace that is kept for the next run."""
+        if not self.workspace:
+            self.run(handles, 0)
+            return
+        try:
+            memory = _workspaces.pop()
+        except IndexError:
+            memory = None
+        if memory is None or memory.size < self.workspace:
+            memory = np.empty(self.workspace, dtype=np.uint8)
+        self.run(handles, memory.ctypes.data)
+        if memory.size <= _KEPT_BYTES and len(_workspaces) < _KEPT:
+            _workspaces.append(memory)
+
+
+# Workspaces of CPU runs that have ended; whoever runs next takes the last one.
+_KEPT, _KEPT_BYTES = 4, 64 << 20
+_workspaces: list[npt.NDArray[np.uint8]] = []
 
 
 def find(key: Any) -> Call | None:
@@ -135,18 +159,17 @@ class Setting(NamedTuple):
 
 
 def prepare(
-    key: Any,
     setting: Setting,
     sizes: _shapes.Shape,
-    lengths: _shapes.Lengths,
+    lengths: _shapes.Lengths | None,
     op: int,
     tensors: dict[str, Strides],
 ) -> Call:
-    """Checks lengths, finds or makes the plan, and keeps a call for the signature `key`."""
+    """Checks lengths, finds or makes the plan, and describes the tensors of a run."""
     scale = setting.scale
     if scale is not None and not 2.0**-120 <= abs(scale) <= 2.0**120:
         raise _shapes.wrong("scale", "a magnitude of 2^-120 to 2^120 is needed", scale)
-    batch = _shapes.batch(setting.layout, sizes, lengths)
+    batch = _shapes.batch(setting.layout, sizes, lengths or _shapes.NO_LENGTHS)
     given = batch.lengths
     packed = setting.layout == "thd"
     problem = _plans.Problem(
@@ -170,7 +193,4 @@ def prepare(
         q_first=given.q_first,
         kv_first=given.kv_first,
     )
-    plan = _plans.plan(problem)
-    call = Call(plan, batch, tensors)
-    _plans.remember(plan, key, call)
-    return call
+    return Call(_plans.plan(problem), batch, tensors)

@@ -8,7 +8,7 @@ import torch
 from . import _calls
 
 
-def launch(call: _calls.Call, q: torch.Tensor, handles: tuple[int, ...]) -> None:
+def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     """Runs a call on the current stream of q's device, whichever device is current.
 
     The workspace is of PyTorch's allocator and of that stream, so that whoever gets its memory next

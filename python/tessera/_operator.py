@@ -9,11 +9,11 @@ the inputs lie.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from . import _calls, _errors, _native, _runtime, _shapes
+from . import _calls, _cuda, _errors, _native, _plans, _runtime, _shapes
 
 Tensor = torch.Tensor
 Scale = float | None
@@ -24,8 +24,8 @@ DTYPES = {torch.float32: _native.F32, torch.float16: _native.F16, torch.bfloat16
 
 _library: Any = getattr(torch.library, "Library")("tessera", "DEF")  # untyped in PyTorch
 _LENGTHS = (
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? q_lens, Tensor? kv_lens, "
-    "Tensor? q_first, Tensor? kv_first"
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? q_lens=None, "
+    "Tensor? kv_lens=None, Tensor? q_first=None, Tensor? kv_first=None"
 )
 _library.define(
     f"forward(Tensor q, Tensor k, Tensor v, str pattern, str layout, float? scale, int flags, "
@@ -72,21 +72,17 @@ def _result(x: Tensor, layout: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _lse(q: Tensor, sizes: _shapes.Shape, layout: str) -> Tensor:
-    shape = (sizes.heads, sizes.q_len) if layout == "thd" else (
-        sizes.batch,
-        sizes.heads,
-        sizes.q_len,
-    )
-    return q.new_empty(shape, dtype=torch.float32)
+def _lse_shape(sizes: _shapes.Shape, layout: str) -> tuple[int, ...]:
+    rows = (sizes.heads, sizes.q_len)
+    return rows if layout == "thd" else (sizes.batch, *rows)
 
 
 def _fake_forward(
     q: Tensor, k: Tensor, v: Tensor, pattern: str, layout: str, scale: Scale, flags: int, *_: Any
 ) -> tuple[Tensor, Tensor]:
     sizes = check(q, k, v, layout)
-    lse = _lse(q, sizes, layout) if flags & WANT_LSE else q.new_empty(0, dtype=torch.float32)
-    return _result(q, layout), lse
+    shape = _lse_shape(sizes, layout) if flags & WANT_LSE else (0,)
+    return _result(q, layout), q.new_empty(shape, dtype=torch.float32)
 
 
 def _fake_backward(
@@ -167,24 +163,28 @@ def capturing(q: Tensor) -> bool:
 # --------------------------------------------------------------------------------------- runs
 
 
+class _Notes(NamedTuple):
+    """What a call of one signature does beside the run."""
+
+    plain: bool  # every input has unit stride over its elements
+    like: bool  # O has the strides of q
+    shape: Any  # of O
+    strides: Any
+    lse: Any  # the shape of LSE, or None
+    fill: bool  # some rows are in no sequence
+    empty: bool  # there are no rows
+
+
 def _device(q: Tensor) -> str:
-    if q.device.type == "cpu":
-        return "cpu"
-    return f"cuda:{q.device.index}"
+    return f"cuda:{q.device.index}" if q.is_cuda else q.device.type
 
 
-def _launch(call: _calls.Call, q: Tensor, tensors: tuple[Tensor, ...]) -> None:
-    """Runs a call on its tensors, on the current stream of q's device."""
-    handles = tuple([x.data_ptr() for x in tensors])
+def _launch(call: _calls.Call, q: Tensor, handles: list[int]) -> None:
+    """Runs a call, on CUDA on the current stream of q's device."""
     if q.is_cuda:
-        from . import _cuda
-
         _cuda.launch(call, q, handles)
-    elif call.workspace:
-        work = torch.empty(call.workspace, dtype=torch.uint8)
-        call.run(handles, work.data_ptr())
     else:
-        call.run(handles, 0)
+        call.run_on_host(handles)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -202,8 +202,7 @@ def _forward(
     flags: int,
     *given: Given,
 ) -> tuple[Tensor, Tensor]:
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    lengths = _shapes.NO_LENGTHS if given == _NONE else _lengths(q, given)
+    lengths = _lengths(q, given) if given and given != _NONE else None
     key = (
         pattern, layout, scale, flags, q.shape, k.shape, v.shape, q.stride(), k.stride(),
         v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, lengths,
@@ -211,25 +210,21 @@ def _forward(
     call = _calls.find(key)
     if call is None:
         call = _prepare_forward(key, q, k, v, lengths)
-    o = _result(q, layout)
-    if not flags & WANT_LSE:
-        if not call.batch.q_whole:
-            o.zero_()
-        if o.numel():
-            _launch(call, q, (q, k, v, o))
-        return o, q.new_empty(0, dtype=torch.float32)
-    sizes = q.shape
-    if layout == "thd":
-        lse = q.new_empty((sizes[1], sizes[0]), dtype=torch.float32)
-    elif layout == "bshd":
-        lse = q.new_empty((sizes[0], sizes[2], sizes[1]), dtype=torch.float32)
+    notes: _Notes = call.notes
+    if not notes.plain:
+        q, k, v = _rows(q), _rows(k), _rows(v)
+    o = torch.empty_like(q) if notes.like else q.new_empty_strided(notes.shape, notes.strides)
+    if notes.lse is None:
+        lse = q.new_empty(0, dtype=torch.float32)
+        handles = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()]
     else:
-        lse = q.new_empty(sizes[:3], dtype=torch.float32)
-    if not call.batch.q_whole:
+        lse = q.new_empty(notes.lse, dtype=torch.float32)
+        handles = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr()]
+    if notes.fill:
         o.zero_()
-        lse.fill_(float("-inf"))
-    if o.numel():
-        _launch(call, q, (q, k, v, o, lse))
+        lse.fill_(-torch.inf)
+    if not notes.empty:
+        _launch(call, q, handles)
     return o, lse
 
 
@@ -237,21 +232,34 @@ _NONE = (None,) * 6
 
 
 def _prepare_forward(
-    key: Any, q: Tensor, k: Tensor, v: Tensor, lengths: _shapes.Lengths
+    key: Any, q: Tensor, k: Tensor, v: Tensor, lengths: _shapes.Lengths | None
 ) -> _calls.Call:
     pattern, layout, scale, flags = key[:4]
     sizes = check(q, k, v, layout)
     item = q.element_size()
+    plain = all(x.stride(-1) == 1 for x in (q, k, v))
+    q, k, v = _rows(q), _rows(k), _rows(v)
     tensors = {
         name: _calls.strides(layout, x.shape, x.stride(), item)
         for name, x in (("q", q), ("k", k), ("v", v))
     }
-    tensors["o"] = _calls.strides(layout, q.shape, _strides(layout, q.shape), item)
-    if flags & WANT_LSE:
-        lse = _lse(torch.empty(0), sizes, layout)
-        tensors["lse"] = _calls.strides(layout, lse.shape, lse.stride(), 4, rows=True)
+    strides = _strides(layout, q.shape)
+    tensors["o"] = _calls.strides(layout, q.shape, strides, item)
+    lse = _lse_shape(sizes, layout) if flags & WANT_LSE else None
+    if lse is not None:
+        tensors["lse"] = _calls.strides(layout, lse, _contiguous(lse), 4, rows=True)
     setting = _calls.Setting(pattern, layout, scale, _device(q), DTYPES[q.dtype])
-    return _calls.prepare(key, setting, sizes, lengths, _native.FORWARD, tensors)
+    call = _calls.prepare(setting, sizes, lengths, _native.FORWARD, tensors)
+    like = strides == q.stride() == torch.empty_like(q, device="meta").stride()
+    call.notes = _Notes(
+        plain, like, q.shape, strides, lse, not call.batch.q_whole, q.numel() == 0
+    )
+    _plans.remember(call.plan, key, call)
+    return call
+
+
+def _contiguous(shape: Any) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").stride())
 
 
 def _backward(
@@ -271,40 +279,48 @@ def _backward(
     flags: int,
     *given: Given,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, o = _rows(q), _rows(k), _rows(v), _rows(o)
     if d_o is None:  # only LSE was used
         d_o = q.new_zeros(q.shape[-1]).expand(q.shape)
-    d_o = _rows(d_o)
-    lengths = _shapes.NO_LENGTHS if given == _NONE else _lengths(q, given)
+    lengths = _lengths(q, given) if given and given != _NONE else None
     key = (
         pattern, layout, scale, flags, d_q, d_k, d_v, q.shape, k.shape, v.shape, o.shape,
         lse.shape, d_o.shape, q.stride(), k.stride(), v.stride(), o.stride(), lse.stride(),
-        d_o.stride(), q.dtype, d_o.dtype, q.device, d_o.device,
-        None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype), lengths,
+        d_o.stride(), q.dtype, k.dtype, v.dtype, o.dtype, d_o.dtype, lse.dtype, q.device, k.device,
+        v.device, o.device, d_o.device, lse.device, None if d_lse is None else
+        (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device), lengths,
     )  # fmt: skip
     call = _calls.find(key)
     if call is None:
         call = _prepare_backward(key, d_o, d_lse, q, k, v, o, lse, lengths)
-    tensors = [q, k, v, o, lse, d_o]
+    plain, like_q, like_k, empty = call.notes
+    if not plain:
+        q, k, v, o, d_o = _rows(q), _rows(k), _rows(v), _rows(o), _rows(d_o)
+    handles = [
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), d_o.data_ptr()
+    ]  # fmt: skip
     if d_lse is not None:
-        tensors.append(d_lse)
-    made = []
-    for x, wanted, whole in (
-        (q, d_q, call.batch.q_whole),
-        (k, d_k, call.batch.kv_whole),
-        (v, d_v, call.batch.kv_whole),
-    ):
-        if wanted:
-            result = _result(x, layout)
-            if not whole:
-                result.zero_()
-            tensors.append(result)
-        else:
-            result = x.new_empty(0)
-        made.append(result)
-    if q.numel() or k.numel():
-        _launch(call, q, tuple(tensors))
-    return made[0], made[1], made[2]
+        handles.append(d_lse.data_ptr())
+    made_q, made_k, made_v = (
+        _gradient(q, d_q, like_q, layout, call.batch.q_whole, handles),
+        _gradient(k, d_k, like_k, layout, call.batch.kv_whole, handles),
+        _gradient(v, d_v, like_k, layout, call.batch.kv_whole, handles),
+    )
+    if not empty:
+        _launch(call, q, handles)
+    return made_q, made_k, made_v
+
+
+def _gradient(
+    x: Tensor, wanted: bool, like: bool, layout: str, whole: bool, handles: list[int]
+) -> Tensor:
+    """A new gradient of x, whose address joins the handles; an empty one where none is wanted."""
+    if not wanted:
+        return x.new_empty(0)
+    made = torch.empty_like(x) if like else _result(x, layout)
+    if not whole:
+        made.zero_()
+    handles.append(made.data_ptr())
+    return made
 
 
 def _prepare_backward(
@@ -316,43 +332,53 @@ def _prepare_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    lengths: _shapes.Lengths,
+    lengths: _shapes.Lengths | None,
 ) -> _calls.Call:
     pattern, layout, scale, flags, *wanted = key[:7]
     sizes = check(q, k, v, layout)
-    for name, x, like in (("o", o, q), ("d_o", d_o, q)):
-        if x.shape != like.shape or x.dtype != like.dtype or x.device != like.device:
+    for name, x in (("o", o), ("d_o", d_o)):
+        if x.shape != q.shape or x.dtype != q.dtype or x.device != q.device:
             raise _shapes.wrong(
                 name,
-                f"{like.dtype} {list(like.shape)} on {like.device} is needed",
+                f"{q.dtype} {list(q.shape)} on {q.device} is needed",
                 f"{x.dtype} {list(x.shape)} on {x.device}",
             )
+    expected = _lse_shape(sizes, layout)
+    for name, given in (("lse", lse), ("d_lse", d_lse)):
+        if given is None:
+            continue
+        fits = given.shape == expected and given.device == q.device
+        if not fits or given.dtype != torch.float32:
+            raise _shapes.wrong(
+                name,
+                f"float32 {list(expected)} on {q.device} is needed",
+                f"{given.dtype} {list(given.shape)} on {given.device}",
+            )
     item = q.element_size()
-    expected = _lse(torch.empty(0), sizes, layout).shape
+    plain = all(x.stride(-1) == 1 for x in (q, k, v, o, d_o))
+    q, k, v, o, d_o = _rows(q), _rows(k), _rows(v), _rows(o), _rows(d_o)
     tensors = {
         name: _calls.strides(layout, x.shape, x.stride(), item)
         for name, x in (("q", q), ("k", k), ("v", v), ("o", o))
     }
     tensors["lse"] = _calls.strides(layout, lse.shape, lse.stride(), 4, rows=True)
     tensors["d_o"] = _calls.strides(layout, d_o.shape, d_o.stride(), item)
-    for name, given in (("lse", lse), ("d_lse", d_lse)):
-        if given is None:
-            continue
-        if given.shape != expected or given.dtype != torch.float32:
-            raise _shapes.wrong(
-                name,
-                f"float32 {list(expected)} is needed",
-                f"{given.dtype} {list(given.shape)}",
-            )
-        if name == "d_lse":
-            tensors[name] = _calls.strides(layout, given.shape, given.stride(), 4, rows=True)
+    if d_lse is not None:
+        tensors["d_lse"] = _calls.strides(layout, d_lse.shape, d_lse.stride(), 4, rows=True)
     for name, x, want in zip(("d_q", "d_k", "d_v"), (q, k, v), wanted, strict=True):
         if want:
             tensors[name] = _calls.strides(layout, x.shape, _strides(layout, x.shape), item)
     setting = _calls.Setting(
         pattern, layout, scale, _device(q), DTYPES[q.dtype], int(bool(flags & ANY_ORDER))
     )
-    return _calls.prepare(key, setting, sizes, lengths, _native.BACKWARD, tensors)
+    call = _calls.prepare(setting, sizes, lengths, _native.BACKWARD, tensors)
+    like = [
+        _strides(layout, x.shape) == x.stride() == torch.empty_like(x, device="meta").stride()
+        for x in (q, k, v)
+    ]
+    call.notes = (plain, like[0], like[1] and like[2], q.numel() == 0 and k.numel() == 0)
+    _plans.remember(call.plan, key, call)
+    return call
 
 
 for _backend in ("CPU", "CUDA"):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _calls, _native, _shapes, patterns
+from . import _calls, _native, _plans, _shapes, patterns
 
 Array = npt.NDArray[Any]
 Lengths = Sequence[int] | npt.NDArray[np.integer[Any]] | None
@@ -88,15 +88,6 @@ def _like(x: Array, layout: str, whole: bool) -> Array:
     return turned
 
 
-def _run(call: _calls.Call, arrays: Sequence[Array]) -> None:
-    handles = tuple(array.ctypes.data for array in arrays)
-    if not call.workspace:
-        call.run(handles, 0)
-        return
-    work = np.empty(call.workspace, dtype=np.uint8)
-    call.run(handles, work.ctypes.data)
-
-
 def _prepare(
     op: int,
     q: Array,
@@ -119,7 +110,9 @@ def _prepare(
     if found is not None:
         return found
     setting = _calls.Setting(pattern.spec, layout, scale, "cpu", _dtype(q), determinism)
-    return _calls.prepare(key, setting, sizes, lengths, op, tensors)
+    call = _calls.prepare(setting, sizes, lengths, op, tensors)
+    _plans.remember(call.plan, key, call)
+    return call
 
 
 def attention(
@@ -156,7 +149,7 @@ def attention(
         _native.FORWARD, q, pattern, layout, scale, sizes, lengths, tensors
     )
     if o.size:
-        _run(call, (q, k, v, o, lse))
+        call.run_on_host([x.ctypes.data for x in (q, k, v, o, lse)])
     return o, lse
 
 
@@ -218,7 +211,7 @@ def gradients(
         _native.BACKWARD, q, pattern, layout, scale, sizes, lengths, tensors, int(not deterministic)
     )
     if q.size or k.size:
-        _run(call, (*arrays, d_o, *made))
+        call.run_on_host([x.ctypes.data for x in (*arrays, d_o, *made)])
     return made
 
 
