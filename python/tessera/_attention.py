@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _errors, _operator, patterns
 
@@ -15,6 +16,8 @@ Lengths = Sequence[int] | torch.Tensor | None
 Layout = Literal["bshd", "bhsd", "thd"]
 
 _DENSE = patterns.Dense()
+# Whether code runs within a transform of torch.func; PyTorch's own autograd.Function asks it.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _Attention(torch.autograd.Function):
@@ -176,13 +179,15 @@ def attention(
         _refuse(refused)
     try:
         spec = pattern.spec
-        kind = "cuda" if q.is_cuda else q.device.type
+        kind = "cuda" if q.is_cuda else "cpu"
         if torch.is_autocast_enabled(kind):
             q, k, v = _autocast(kind, q, k, v)
         needs = q.requires_grad or k.requires_grad or v.requires_grad
     except AttributeError:
         _types(q, k, v, pattern)
         raise
+    if not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0):
+        _no_transforms(q, k, v)
     flags = 0 if deterministic else _operator.ANY_ORDER
     if flags and torch.are_deterministic_algorithms_enabled():
         _alert()
@@ -210,6 +215,20 @@ def attention(
         want = _operator.WANT_LSE if return_lse else 0
         o, lse = _operator.forward(q, k, v, spec, layout, scale, want, *lengths)
     return (o, lse) if return_lse else o
+
+
+def _no_transforms(*tensors: Tensor) -> None:
+    """Raises where torch.func is at work, or a tensor carries a tangent of forward mode."""
+    if _transformed():
+        raise _errors.Unsupported(
+            "attention: torch.func transforms (vmap, grad, jvp, ...) are not supported; "
+            "torch.autograd is"
+        )
+    for name, x in zip("qkv", tensors, strict=True):
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise _errors.Unsupported(
+                f"attention: {name}: forward-mode differentiation is not supported"
+            )
 
 
 def _autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -150,7 +150,7 @@ def _lengths(q: Tensor, given: tuple[Given, ...]) -> _shapes.Lengths:
     return _shapes.Lengths(
         *(
             None if tensor is None else _values(name, tensor, q)
-            for name, tensor in zip(_shapes.NAMES, given, strict=True)
+            for name, tensor in zip(_shapes.NAMES, given, strict=False)  # defaults are left out
         )
     )
 
