@@ -225,7 +225,7 @@ def _no_transforms(*tensors: Tensor) -> None:
             "torch.autograd is"
         )
     for name, x in zip("qkv", tensors, strict=True):
-        if forward_ad.unpack_dual(x).tangent is not None:
+        if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
             raise _errors.Unsupported(
                 f"attention: {name}: forward-mode differentiation is not supported"
             )

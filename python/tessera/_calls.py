@@ -164,6 +164,7 @@ def prepare(
     lengths: _shapes.Lengths | None,
     op: int,
     tensors: dict[str, Strides],
+    may_plan: bool = True,
 ) -> Call:
     """Checks lengths, finds or makes the plan, and describes the tensors of a run."""
     scale = setting.scale
@@ -193,4 +194,4 @@ def prepare(
         q_first=given.q_first,
         kv_first=given.kv_first,
     )
-    return Call(_plans.plan(problem), batch, tensors)
+    return Call(_plans.plan(problem, may_plan), batch, tensors)
