@@ -237,6 +237,7 @@ typedef struct direct_turns {
     int32_t row_lines, value_keys;
     uint32_t listed, listed_lines; /* rows (with tiles: segments) and lines so far */
     direct_ahead ahead;
+    int in_pairs;        /* with tiles: V as bf16 is interleaved */
     const task *pending; /* with tiles: whose scores are still to be stored, and of which keys */
     int32_t pending_key, pending_c;
     task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];
@@ -782,11 +783,14 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     }
 }
 
-/* Jobs of few rows that read the same keys of their kv heads take turns. */
-static void direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs, uint32_t count,
-                        uint64_t apart) {
+/* Jobs of few rows that read the same keys of their kv heads take turns. Bit n of the result tells
+ * that job n is not done: it wants V in pairs. */
+static uint32_t direct_run(state *s, const tess_launch *launch, const tess_job *jobs,
+                           uint32_t count, uint64_t apart, int in_pairs) {
     direct_turns *turns = &s->turns;
+    uint32_t again = 0;
     turns->n = (int32_t)count;
+    turns->in_pairs = in_pairs;
     for (uint32_t n = 0; n < count; n++) {
         turns->task[n] = n ? &s->others[n - 1] : &s->task;
         turns->task[n]->turns = turns;
@@ -794,7 +798,23 @@ static void direct_jobs(state *s, const tess_launch *launch, const tess_job *job
         direct_begin(turns->task[n], (int32_t)n);
     }
     direct_rounds(turns);
-    for (uint32_t n = 0; n < count; n++) direct_end(turns->task[n]);
+    for (uint32_t n = 0; n < count; n++) {
+#if TILES
+        if (launch->kv_dtype == TESS_BF16 && !in_pairs && direct_spoilt(turns->task[n])) {
+            again |= 1u << n;
+            continue;
+        }
+#endif
+        direct_end(turns->task[n]);
+    }
+    return again;
+}
+
+static void direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs, uint32_t count,
+                        uint64_t apart) {
+    const uint32_t again = direct_run(s, launch, jobs, count, apart, 0);
+    for (uint32_t n = 0; n < count; n++)
+        if (again >> n & 1) direct_run(s, launch, jobs + n * apart, 1, 1, 1);
 }
 
 static void panel_job(state *s, const tess_launch *launch, const tess_job *job) {

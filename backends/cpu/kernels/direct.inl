@@ -250,10 +250,10 @@ static void direct_begin(task *t, int32_t n) {
     direct_advance(t);
 }
 
-/* A row of O in order: words of four, where products of pairs leave them together. */
+/* A row of O in order: words of four, where the products leave them together. */
 static void direct_order(const task *t, const float *o) {
     const uint32_t dtype = t->launch->kv_dtype;
-    if (dtype == TESS_BF16 && !DIRECT_PAIRS) {
+    if (dtype == TESS_BF16 && (TILES || !DIRECT_PAIRS)) {
         for (int32_t d = 0; d < t->head_dim; d++) t->m.rows[d] = o[direct_place_of(dtype, d, 1)];
         return;
     }

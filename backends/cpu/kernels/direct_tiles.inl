@@ -3,9 +3,9 @@
  * The two products of a few rows on tiles. Rows of K are the left operand of the first product and
  * lie in memory as a tile wants them, so they are loaded from there: 16 keys and 64 bytes at a
  * time. The columns of its right operand are rows of Q. In the second product weights are the left
- * operand, a row of the tile for each row of Q, and V the right one, for which elements of two
- * keys, or bytes of four, are interleaved. A core loads a line of K or V in about the time that it
- * takes to multiply it by all rows.
+ * operand and V is the right one, also as it lies in memory: a word has two elements of one key,
+ * and a row of Q has two rows of weights, for even elements and for odd ones. Rows of codes are
+ * interleaved first, two keys as bf16 or four as bytes.
  *
  * Bytes of int8 are multiplied as they are. The other operand is an integer then, too: a number of
  * 22 bits and a sign, cut into three digits of 8 bits that have rows or columns of their own. Q has
@@ -20,7 +20,9 @@ enum {
     VALUE_TILES = 2,            /* tiles of weights whose keys are added to O together */
     DIGITS = 3,
     DIGIT_BITS = 21, /* the largest number of a row has so many bits behind its first one */
-    WEIGHT_FLOATS = CHUNK / 32 * TILE_WORDS
+    PAIR_FLOATS = 2 * DIRECT_ROWS * 16, /* weights of TILE_GROUP keys as pairs with a zero */
+    /* a tile reads 16 rows: those behind its own belong to the next keys */
+    WEIGHT_FLOATS = CHUNK / TILE_GROUP * PAIR_FLOATS + TILE_WORDS - PAIR_FLOATS
 };
 
 INLINE int is_codes(const uint32_t dtype) { return dtype >= TESS_F8E4M3; }
@@ -41,10 +43,10 @@ INLINE float *results(const task *t) { return key_stage(t) + 4 * TILE_WORDS; }
 
 /* Where element d lies among those of a row of K (of_o: of O) as the products take them. */
 static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
-    if (VL != 16 || (!of_o && dtype != TESS_F8E4M3)) return d;
     const int32_t elements = step_elements(dtype), in = d % elements, block = d - in;
+    if (of_o && !is_codes(dtype)) return block + in % 2 * 16 + in / 2;
+    if (VL != 16 || (!of_o && dtype != TESS_F8E4M3)) return d;
     /* Interleaving stays within quarters of a vector. */
-    if (!is_codes(dtype)) return block + in / 4 % 2 * VL + in / 8 * 4 + in % 4;
     const int32_t quarter = in / 16, of = in % 16;
     return of_o ? block + of / 4 * VL + quarter * 4 + of % 4
                 : block + of / 8 * 2 * VL + quarter * 8 + of % 8;
@@ -60,7 +62,7 @@ INLINE int direct_keys(const uint32_t dtype) {
 }
 INLINE int32_t direct_value_keys(uint32_t dtype, int32_t row_bytes) {
     (void)row_bytes;
-    return VALUE_TILES * tile_keys(dtype);
+    return (dtype == TESS_BF16 ? 2 : 1) * VALUE_TILES * tile_keys(dtype);
 }
 
 /* Floats of Q of a task. */
@@ -76,32 +78,40 @@ INLINE void mark_in_step(direct_rows *rows, int32_t at, int32_t count) {
 
 /* ------------------------------------------------------------------ loads */
 
-/* Prefetches the next `count` lines of what is listed. */
+/* Prefetches the next `count` lines of what is listed, or up to three more. */
 INLINE void direct_prefetch(direct_turns *turns, int32_t count) {
     direct_ahead *ahead = &turns->ahead;
-    while (count > 0) {
-        if (ahead->lines == 0) {
+    const char *line = ahead->line;
+    int32_t lines = ahead->lines, done = 0;
+    while (done < count) {
+        if (lines == 0) {
             if (ahead->rows == 0) {
-                if (ahead->next == turns->listed) return;
+                if (ahead->next == turns->listed) break;
                 const direct_segment *s = &turns->segment[ahead->next++ % LISTED_SEGMENTS];
                 ahead->row = s->row;
                 ahead->stride = s->stride;
                 ahead->rows = s->rows;
                 ahead->row_lines = s->lines;
             }
-            ahead->line = ahead->row;
-            ahead->lines = ahead->row_lines;
+            line = ahead->row;
+            lines = ahead->row_lines;
             ahead->row += ahead->stride;
             ahead->rows--;
         }
-        const int32_t lines = ahead->lines < count ? ahead->lines : count;
-        const char *line = ahead->line;
-        for (int32_t i = 0; i < lines; i++, line += 64) __builtin_prefetch(line, 0, 2);
-        ahead->line = line;
-        ahead->lines -= lines;
-        ahead->done += (uint32_t)lines;
-        count -= lines;
+        const int at_once = lines % 4 == 0 ? 4 : 1;
+        __builtin_prefetch(line, 0, 2);
+        if (at_once == 4) {
+            __builtin_prefetch(line + 64, 0, 2);
+            __builtin_prefetch(line + 128, 0, 2);
+            __builtin_prefetch(line + 192, 0, 2);
+        }
+        line += 64 * at_once;
+        lines -= at_once;
+        done += at_once;
     }
+    ahead->line = line;
+    ahead->lines = lines;
+    ahead->done += (uint32_t)done;
 }
 
 /* Lists rows of a run: they go into the segment before where they continue its rows, which are
@@ -158,13 +168,14 @@ INLINE void load_part(const char *row, int32_t at, int32_t bytes, void *out) {
 }
 #endif
 
-/* 16 rows of K from `key` on, 64 bytes of each: where they are, if they are equally far apart and
- * whole, or copied. */
-INLINE const void *key_tile(const task *t, int32_t key, int32_t at, float *copy, size_t *stride) {
+/* Rows of K or V of 16 keys from `key` on, 64 bytes of each: where they are, if they are equally
+ * far apart and whole, or copied. */
+INLINE const void *row_tile(const task *t, const char *const *rows, int64_t row_stride, int32_t key,
+                            int32_t at, float *copy, size_t *stride) {
     const int32_t bytes = t->head_dim * (int32_t)t->kv_esize;
-    const char *const *rows = t->located->k + key;
+    rows += key;
     if (at + 64 <= bytes && (t->located->in_step >> (key / TILE_GROUP) & 1)) {
-        *stride = (size_t)t->k_stride;
+        *stride = (size_t)row_stride;
         return rows[0] + at;
     }
     for (int i = 0; i < TILE_GROUP; i++) {
@@ -208,8 +219,9 @@ INLINE void value_words(const task *t, const uint32_t dtype, const char *const *
     vf words[4];
     const __m512i a = load_part(rows[0], at, bytes), b = load_part(rows[1], at, bytes);
     if (dtype == TESS_BF16) {
-        words[0] = (vf)_mm512_unpacklo_epi16(a, b);
-        words[1] = (vf)_mm512_unpackhi_epi16(a, b);
+        const vu low = (vu)viset(0xffff), even = (vu)a, odd = (vu)b;
+        words[0] = (vf)((even & low) | odd << 16);
+        words[1] = (vf)(even >> 16 | (odd & ~low));
     } else if (dtype == TESS_F8E4M3) {
         direct_words_of(t->turns, dtype, _mm512_unpacklo_epi8(a, b), words);
         direct_words_of(t->turns, dtype, _mm512_unpackhi_epi8(a, b), words + 2);
@@ -234,7 +246,7 @@ INLINE void value_words(const task *t, const uint32_t dtype, const char *const *
             continue;
         }
         for (int n = 0; n < 2; n++) {
-            memcpy(&pair[n], part[n] + (size_t)(2 * i) % 64, 2);
+            memcpy(&pair[n], part[n] + (size_t)(4 * (i % 16) + 2 * (i / 16)) % 64, 2);
             if (dtype == TESS_F8E4M3) pair[n] = direct_word_of(t->turns, part[n][i]);
         }
         memcpy(word, pair, sizeof pair);
@@ -246,7 +258,7 @@ INLINE void value_words(const task *t, const uint32_t dtype, const char *const *
  * in turn, and some more. */
 static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_bytes) {
     const uint32_t apart = (uint32_t)(turns->n * turns->value_keys * turns->row_lines);
-    const int32_t count = (int32_t)(begin.lines + apart + AHEAD_BYTES / 64 - turns->ahead.done);
+    const int32_t count = (int32_t)(begin.lines + apart / 2 + AHEAD_BYTES / 64 - turns->ahead.done);
     (void)row_bytes;
     if (count > 0) direct_prefetch(turns, count);
 }
@@ -443,8 +455,10 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, cons
         size_t low_stride = 64, high_stride = 64;
         const void *low = stage + n % 2 * TILE_WORDS, *high = stage + (2 + n % 2) * TILE_WORDS;
         if (dtype != TESS_F8E4M3) {
-            low = key_tile(t, key, n * 64, stage, &low_stride);
-            high = key_tile(t, key + TILE_GROUP, n * 64, stage + TILE_WORDS, &high_stride);
+            const char *const *keys = t->located->k;
+            low = row_tile(t, keys, t->k_stride, key, n * 64, stage, &low_stride);
+            high = row_tile(t, keys, t->k_stride, key + TILE_GROUP, n * 64, stage + TILE_WORDS,
+                            &high_stride);
         } else if (n % 2 == 0) {
             key_codes(t, key, n * 32, stage);
             key_codes(t, key + TILE_GROUP, n * 32, stage + (size_t)2 * TILE_WORDS);
@@ -473,6 +487,13 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, cons
 
 /* ------------------------------------------------------------------ values */
 
+/* Whether words of V have elements of two keys. Else they are those of memory, two elements of one
+ * key, and each weight has a word with a zero before it and one with a zero behind it. That takes
+ * half of the time, but where an element is not finite, 0 times it is NaN in its neighbour. */
+INLINE int in_pairs(const task *t, const uint32_t dtype) {
+    return dtype != TESS_BF16 || t->turns->in_pairs;
+}
+
 /* Stores weights of row r from `key` on: as bf16 in the tiles, or as digits in the place of the
  * scores. */
 INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_t key, vf p) {
@@ -481,11 +502,26 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
         return;
     }
     uint16_t *out = (uint16_t *)(void *)(t->weights + key / 32 * TILE_WORDS + r * 16) + key % 32;
+    float *pairs = t->weights + key / TILE_GROUP * PAIR_FLOATS + 2 * r * 16 + key % TILE_GROUP;
 #if VL == 16
-    *(__m256bh *)(void *)out = _mm512_cvtneps_pbh((__m512)p);
+    const __m256bh words = _mm512_cvtneps_pbh((__m512)p);
+    if (in_pairs(t, dtype)) {
+        *(__m256bh *)(void *)out = words;
+        return;
+    }
+    const vu low = (vu)_mm512_cvtepu16_epi32((__m256i)words);
 #else
-    vto_bf16(out, p);
+    uint16_t words[VL];
+    vu low;
+    vto_bf16(words, p);
+    for (int i = 0; i < VL; i++) low[i] = words[i];
+    if (in_pairs(t, dtype)) {
+        memcpy(out, words, sizeof words);
+        return;
+    }
 #endif
+    vstore(pairs, (vf)low);
+    vstore(pairs + 16, (vf)(low << 16));
 }
 
 /* Adds a tile of results to 16 elements of O from place d on. */
@@ -514,10 +550,8 @@ INLINE void add_two(const task *t, const uint32_t dtype, const float *c, int32_t
 
 /* O of all rows += P V over the keys from `first` on, at most VALUE_TILES tiles of them. Rows past
  * the last key are zero. */
-INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
-                          const int rows) {
+INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, int32_t count) {
     TILE_STATE;
-    (void)rows;
     const int32_t elements = step_elements(dtype), of_tile = tile_keys(dtype),
                   of_word = of_tile / 16, out_tiles = t->m.o_elements / 16;
     const int both = count > of_tile;
@@ -566,4 +600,72 @@ INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, in
     }
     add_two(t, dtype, c, out_tiles - 2);
 #undef VALUE_DOT
+}
+
+/* The same with rows of V as they lie in memory; four vectors of them at a time, whose results stay
+ * in tiles. */
+INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
+    TILE_STATE;
+    const int32_t vectors = t->m.o_elements / 32,
+                  ahead = TILE_GROUP * t->turns->row_lines / vectors;
+    float *copy = key_stage(t), *c = results(t);
+#define VALUE_STEP(i, by)                                                             \
+    if (i < n) {                                                                      \
+        size_t stride;                                                                \
+        const void *v = row_tile(t, t->located->v, t->v_stride, key, (at + (i)) * 64, \
+                                 copy + (i)*TILE_WORDS, &stride);                     \
+        TILE_FENCE;                                                                   \
+        TILE_LOAD(by, v, stride);                                                     \
+        TILE_DOT(i, 4, by);                                                           \
+        direct_prefetch(t->turns, ahead);                                             \
+    }
+    for (int32_t at = 0; at < vectors; at += 4) {
+        const int32_t n = vectors - at < 4 ? vectors - at : 4;
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+        for (int32_t key = first; key < first + count; key += TILE_GROUP) {
+            TILE_LOAD(4, t->weights + key / TILE_GROUP * PAIR_FLOATS, 64);
+            VALUE_STEP(0, 5)
+            VALUE_STEP(1, 6)
+            VALUE_STEP(2, 7)
+            VALUE_STEP(3, 5)
+        }
+        TILE_STORE(0, c, 64);
+        TILE_STORE(1, c + TILE_WORDS, 64);
+        TILE_STORE(2, c + 2 * TILE_WORDS, 64);
+        TILE_STORE(3, c + 3 * TILE_WORDS, 64);
+        TILE_FENCE;
+        for (int32_t i = 0; i < n; i++)
+            for (int r = 0; r < 2 * DIRECT_ROWS; r++)
+                for (int e = 0; e < 16; e += VL) {
+                    float *o =
+                        t->m.o + (size_t)(r / 2) * t->m.o_elements + (at + i) * 32 + r % 2 * 16 + e;
+                    vstore(o, vload(o) + vload(c + i * TILE_WORDS + r * 16 + e));
+                }
+    }
+#undef VALUE_STEP
+}
+
+INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
+                          const int rows) {
+    (void)rows;
+    if (!in_pairs(t, dtype)) {
+        values_in_place(t, first, count);
+        return;
+    }
+    const int32_t at_once = VALUE_TILES * tile_keys(dtype);
+    for (int32_t n = 0; n < count; n += at_once)
+        values_in_pairs(t, dtype, first + n, count - n < at_once ? count - n : at_once);
+}
+
+/* Whether some element of O is not finite: then elements of V may be so, and the job has to be done
+ * in pairs. */
+static int direct_spoilt(const task *t) {
+    const int32_t n = t->rows * t->m.o_elements;
+    vi any = viset(0);
+    for (int32_t i = 0; i < n; i += VL)
+        any |= (vi)(((vu)vload(t->m.o + i) & 0x7f800000u) == 0x7f800000u);
+    return vany(any);
 }
