@@ -228,10 +228,7 @@ typedef struct direct_segment {
 
 /* Jobs of a few rows that take turns, those that have keys at hand, and the rows of K and V of the
  * chunks at hand and of the next ones. */
-enum {
-    LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK,
-    LISTED_SEGMENTS = LISTED_ROWS /* at worst they have one row */
-};
+enum { LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK, LISTED_SEGMENTS = 512 };
 typedef struct direct_turns {
     int32_t n, n_ready, keys; /* keys: of the longest chunk at hand */
     int32_t row_lines, value_keys;

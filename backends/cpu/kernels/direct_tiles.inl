@@ -119,6 +119,8 @@ INLINE void direct_prefetch(direct_turns *turns, int32_t count) {
 INLINE void list_segment(direct_turns *turns, uint32_t first, const char *row, int64_t stride,
                          int32_t rows) {
     direct_segment *s = &turns->segment[(turns->listed - 1) % LISTED_SEGMENTS];
+    /* Rows in very many pieces are not prefetched. */
+    if (turns->listed - turns->ahead.next >= LISTED_SEGMENTS) return;
     turns->listed_lines += (uint32_t)(rows * turns->row_lines);
     if (turns->listed != first && s->stride == stride && s->rows == rows &&
         s->row + 64 * (int64_t)s->lines == row) {
