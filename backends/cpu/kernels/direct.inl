@@ -19,11 +19,6 @@
 #define DIRECT_SPAN 2
 #endif
 
-enum {
-    AHEAD_BYTES = 16384, /* prefetched ahead of the products, at least */
-    FOLDS = VL / 2       /* most vectors of sums of VL keys */
-};
-
 /* Stands for V of a key that is not there. */
 static const uint16_t no_value[256];
 

@@ -9,6 +9,11 @@
  * floats and its odd ones another, with one operation each. Q and O lie in that order too.
  */
 
+enum {
+    AHEAD_BYTES = 16384, /* prefetched ahead of the products, at least */
+    FOLDS = VL / 2       /* most vectors of sums of VL keys */
+};
+
 #if PAIRS && defined(__AVX512BF16__)
 #define DIRECT_PAIRS 1
 #else

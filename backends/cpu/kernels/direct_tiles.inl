@@ -18,6 +18,7 @@ enum {
     TILE_GROUP = 16,            /* rows of a tile */
     TURN_KEYS = 2 * TILE_GROUP, /* whose scores are summed together */
     VALUE_TILES = 2,            /* tiles of weights whose keys are added to O together */
+    AHEAD_LINES = 64,           /* prefetched ahead of the products, at least */
     DIGITS = 3,
     DIGIT_BITS = 21, /* the largest number of a row has so many bits behind its first one */
     PAIR_FLOATS = 2 * DIRECT_ROWS * 16, /* weights of TILE_GROUP keys as pairs with a zero */
@@ -256,11 +257,11 @@ INLINE void value_words(const task *t, const uint32_t dtype, const char *const *
 #endif
 }
 
-/* Asks for lines ahead of the chunk whose lines are listed from `begin` on: those that tasks take
- * in turn, and some more. */
+/* Asks for lines ahead of the chunk whose lines are listed from `begin` on: half of those that
+ * tasks take in turn, and some more. With a longer lead the products wait when a job begins. */
 static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_bytes) {
     const uint32_t apart = (uint32_t)(turns->n * turns->value_keys * turns->row_lines);
-    const int32_t count = (int32_t)(begin.lines + apart / 2 + AHEAD_BYTES / 64 - turns->ahead.done);
+    const int32_t count = (int32_t)(begin.lines + apart / 2 + AHEAD_LINES - turns->ahead.done);
     (void)row_bytes;
     if (count > 0) direct_prefetch(turns, count);
 }
