@@ -96,8 +96,7 @@ INLINE void direct_prefetch(direct_turns *turns, int32_t count) {
             }
             line = ahead->row;
             lines = ahead->row_lines;
-            ahead->row += ahead->stride;
-            ahead->rows--;
+            if (--ahead->rows > 0) ahead->row += ahead->stride;
         }
         const int at_once = lines % 4 == 0 ? 4 : 1;
         __builtin_prefetch(line, 0, 2);
