@@ -37,6 +37,12 @@ static const opencl_row kernels[] = {
      {"tess_forward", "tess_merge"},
      &tess_opencl_nv_mma_row,
      0},
+    /* Nobody has run it on such a device. */
+    {{TESS_OP_FORWARD, "intel_dpas", TESS_KERNEL_ONLY_NAMED},
+     NULL,
+     {"tess_forward", "tess_merge"},
+     &tess_opencl_intel_dpas_row,
+     0},
     {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, {"tess_forward", "tess_merge"}, NULL, 0},
     {{TESS_OP_FORWARD, "portable_small", 0},
      &tess_portable_small,
@@ -317,9 +323,11 @@ void tess_opencl_programs_release(opencl_device *d) {
     opencl_program *all = &d->programs[0][0][0];
     for (size_t n = 0; n < sizeof d->programs / sizeof *all; n++)
         if (all[n].program) d->cl->clReleaseProgram(all[n].program);
-    opencl_program *matrix = &d->nv_mma[0][0];
+    opencl_program *matrix = &d->nv_mma[0][0], *intel = &d->intel_dpas[0][0];
     for (size_t n = 0; n < sizeof d->nv_mma / sizeof *matrix; n++)
         if (matrix[n].program) d->cl->clReleaseProgram(matrix[n].program);
+    for (size_t n = 0; n < sizeof d->intel_dpas / sizeof *intel; n++)
+        if (intel[n].program) d->cl->clReleaseProgram(intel[n].program);
     for (int n = 0; n < 2; n++)
         if (d->paging[n].program) d->cl->clReleaseProgram(d->paging[n].program);
     for (int n = 0; n < OPENCL_DTYPES; n++)

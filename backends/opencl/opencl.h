@@ -15,6 +15,7 @@
 enum {
     OPENCL_VARIANTS = 3, /* of instances: each row's for tiles, and those for few rows */
     OPENCL_DTYPES = 3,
+    OPENCL_INTEL_SHAPES = 2,               /* of the kernel for Intel's matrix engines */
     OPENCL_KERNELS = TESS_BACKWARD_STAGES, /* most of one row of the table */
     OPENCL_TEXT = 96,                      /* of names and versions that go into tess_device_info */
 };
@@ -26,6 +27,13 @@ typedef struct opencl_found {
     uint32_t kind; /* tess_device_kind */
     char platform_name[OPENCL_TEXT];
 } opencl_found;
+
+/* What intel_dpas.c has found. */
+typedef struct opencl_intel {
+    const char *lacks; /* the first extension that is needed and not there, or NULL */
+    const char *lacks_dtype[OPENCL_DTYPES]; /* likewise, for one type */
+    uint32_t lanes;                         /* of the smallest subgroup; 0: not known */
+} opencl_intel;
 
 /* One compiled instance of the kernels. */
 typedef struct opencl_program {
@@ -44,12 +52,14 @@ typedef struct opencl_device {
     uint32_t kind, compute_units, clock_mhz;
     int time_limited; /* a watchdog may stop kernels after some seconds */
     cl_uint nv[2];    /* NVIDIA's compute capability; 0.0: of another vendor */
+    opencl_intel intel;
     size_t most_threads;
     uint64_t local_bytes, most_bytes;
     char names[2][512]; /* device and driver, for the cache */
     pthread_mutex_t building;
     opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
     opencl_program nv_mma[OPENCL_DTYPES][TESS_PORTABLE_BUCKETS];
+    opencl_program intel_dpas[OPENCL_DTYPES][OPENCL_INTEL_SHAPES];
     opencl_program paging[2]; /* for elements of 32 and of 16 bits */
     opencl_program parts[OPENCL_DTYPES];
     opencl_program backward[OPENCL_DTYPES][TESS_PORTABLE_BUCKETS];
@@ -98,7 +108,10 @@ typedef struct opencl_matrix_row {
     void (*describe)(const opencl_device *d, const tess_kernel_key *key, tess_kernel *kernel);
 } opencl_matrix_row;
 
-extern const opencl_matrix_row tess_opencl_nv_mma_row;
+extern const opencl_matrix_row tess_opencl_nv_mma_row, tess_opencl_intel_dpas_row;
+
+/* Finds what intel_dpas needs of the device. */
+void tess_opencl_intel_find(opencl_device *d);
 
 /* Whether the device has room for a workgroup; if not, `why` says what is missing. */
 int tess_opencl_fits(const opencl_device *d, uint32_t threads, uint32_t shared_bytes, char *why,

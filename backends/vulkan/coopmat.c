@@ -19,8 +19,7 @@ void tess_vk_matrix_chain_make(tess_vk_matrix_chain *c, int bfloat16) {
     if (bfloat16) c->subgroups.next = &c->bfloat16;
 }
 
-/* The sizes of a product that the kernel is made for: its tiles are multiples of them, and an
- * invocation has a bit for each of its scores of a stage. */
+/* The sizes of a product that the kernel is made for. */
 static int takes(const vk_matrix_properties *p, uint32_t type) {
     const uint32_t result = TVK_COMPONENT_FLOAT32, k = p->k;
     return (p->m == 8 || p->m == 16) && (p->n == 8 || p->n == 16) && (k == 8 || k == 16) &&
@@ -78,25 +77,23 @@ void tess_vk_matrices_find(const tess_host *host, const vk_api *vk, tess_vk_foun
     if (!m->missing[0]) find_products(vk, found);
 }
 
+enum { SUBGROUPS = 4, LEAST_KEYS = 16, BITS = 32 }; /* BITS: of an invocation, one for each score */
 static uint32_t shared_bytes(const tess_portable_shape *s, uint32_t m, uint32_t n) {
-    return 2 * s->keys * (2 * s->head_dim + 16) + s->rows * (4 * n + 44) + 32 * (s->rows / m) +
-           2 * 20 * s->keys;
+    enum { LISTS = 4 * 20, ROW = 28, BOUNDS = 32, RISEN = 16 };
+    return s->keys * (2 * (2 * s->head_dim + 16) + LISTS) + s->rows * ROW + s->rows / m * BOUNDS +
+           4 * SUBGROUPS * m * (n + 4) + RISEN;
 }
 
-/* Measured on an H200: at head_dim 64 a subgroup has registers for two fragments, and at 128 for
- * one. Stages have the most keys for which there is memory, and for whose scores an invocation has
- * bits; lavapipe compiles small ones faster. */
+/* Measured on an H200; elsewhere what RADV has registers for, and lavapipe compiles fast. */
 void tess_vk_matrix_shape(const tess_vk_device *d, const tess_kernel_key *key,
                           tess_portable_shape *s) {
-    enum { SUBGROUPS = 4, LEAST_KEYS = 16, BITS = 32 };
     const tess_vk_matrices *x = &d->found.matrices;
     const uint32_t m = x->product[key->dtype].m, n = x->product[key->dtype].n;
     const int is_cpu = d->found.properties.kind == TVK_DEVICE_CPU, is_small = key->head_dim <= 64;
+    const int is_nvidia = d->found.properties.vendor == VK_VENDOR_NVIDIA;
     *s = (tess_portable_shape){.head_dim = is_small ? 64 : VK_MATRIX_DIMS,
-                               .rows = SUBGROUPS * m * (is_small && !is_cpu ? 2 : 1),
-                               .keys = is_cpu     ? LEAST_KEYS
-                                       : is_small ? 32
-                                                  : 64,
+                               .rows = SUBGROUPS * m * (is_small && is_nvidia ? 2 : 1),
+                               .keys = is_nvidia ? 64 : LEAST_KEYS << (is_small && !is_cpu),
                                .threads = SUBGROUPS * x->subgroup};
     while (s->keys > LEAST_KEYS &&
            (shared_bytes(s, m, n) > d->found.properties.limits.max_shared_bytes ||
@@ -108,11 +105,14 @@ void tess_vk_matrix_shape(const tess_vk_device *d, const tess_kernel_key *key,
 tess_status tess_vk_matrix_prepare(tess_vk_device *d, const tess_kernel_key *key,
                                    const tess_portable_shape *s, vk_handle *pipeline) {
     const tess_vk_matrices *x = &d->found.matrices;
-    const uint32_t m = x->product[key->dtype].m, subgroups = s->threads / x->subgroup;
+    const vk_properties *device = &d->found.properties;
+    const uint32_t subgroups = s->threads / x->subgroup, m = x->product[key->dtype].m,
+                   n = x->product[key->dtype].n, k = x->product[key->dtype].k;
+    /* NVIDIA documents the fragments of its products: A of 16 x 16 is laid out as C is. */
+    const int direct = device->vendor == VK_VENDOR_NVIDIA && m == 16 && n == 16 && k == 16;
     const tess_vk_constants c = {{s->head_dim, subgroups, s->keys, s->threads,
-                                  s->rows / subgroups / m, m, x->product[key->dtype].n,
-                                  x->product[key->dtype].k, x->subgroup,
-                                  d->found.properties.kind == TVK_DEVICE_CPU}};
+                                  s->rows / subgroups / m, m, n, k, x->subgroup,
+                                  device->kind == TVK_DEVICE_CPU, direct}};
     const tess_status status =
         tess_vk_matrix_pipeline(d, s->head_dim == VK_MATRIX_DIMS, key->dtype, &c, pipeline);
     if (status != TESS_ERROR_NATIVE) return status;

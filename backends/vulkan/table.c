@@ -25,7 +25,7 @@ static const vk_row kernels[] = {
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
 /* MATRIX_SPEED: how many times as fast as portable the kernel on matrix units is. */
-enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8, VENDOR_NVIDIA = 0x10de };
+enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8 };
 
 /* Why the device cannot run a shape, or NULL. */
 static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s,
@@ -89,7 +89,8 @@ static const char *matrix_refusal(const tess_vk_device *d, const tess_kernel_key
     if (key->max_kv_len <= INT32_MAX / 2 && tess_portable_choose(&tess_portable, key)->few)
         return "rows are few: portable reads K and V at the speed of the memory";
     tess_vk_matrix_shape(d, key, &shape);
-    if (shape.keys * shape.head_dim / 8 % shape.threads) return "subgroups are too large";
+    if (shape.keys * shape.head_dim / 8 % shape.threads || shape.threads % (shape.head_dim / 8))
+        return "subgroups are too large, or too small";
     return shape_refusal(d, &shape, buffer, size);
 }
 
@@ -207,7 +208,7 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     /* Matrices of lavapipe are as slow as anything else on it, and nobody has run the kernel on
      * matrix units of other vendors. */
     const tess_vk_device *d = device;
-    if (is_matrix(row) && d->found.properties.vendor != VENDOR_NVIDIA)
+    if (is_matrix(row) && d->found.properties.vendor != VK_VENDOR_NVIDIA)
         info->flags |= TESS_KERNEL_ONLY_NAMED;
     if (!accepts || !kernel) return TESS_OK;
     kernel->impl = row;

@@ -23,6 +23,7 @@ enum {
     VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
     VK_MATRIX_SHAPES = 2, /* of the kernel on matrix units */
+    VK_VENDOR_NVIDIA = 0x10de,
     VK_LEAST_BUFFERS = 4, /* storage buffers of a stage: slots.c */
 };
 
@@ -173,7 +174,7 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
 /* Specialization constants of a module (kernels/bindings.h), by their number. Constant 3 is the
  * threads of a workgroup, and 4 the type of a module of pairs. */
-enum { VK_CONSTANTS = 10 };
+enum { VK_CONSTANTS = 11 };
 typedef struct tess_vk_constants {
     uint32_t word[VK_CONSTANTS];
 } tess_vk_constants;

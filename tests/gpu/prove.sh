@@ -16,6 +16,9 @@
 # TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
 # TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
 # TESSERA_PROVE_ONLY=gradients: the list and properties of gradients alone.
+# TESSERA_PROVE_DELAYS: the folder of a second build, configured with
+# TESSERA_CUDA_OPTIONS=-DTESS_DELAYS, in which warps of Hopper's kernels wait at random: part of the
+# list, and 100 runs of gradients with equal bits.
 # TESSERA_PROVE_LIST: every N-th problem of gradients (default 1: all).
 # TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for
 # none).
@@ -107,6 +110,21 @@ gradients() {
   step "cuda: accumulators past 2^31" "$work/log" $?
 }
 
+# Kernels whose warps wait at random, where such a build is given: results must be the same.
+delayed() {
+  [ -n "${TESSERA_PROVE_DELAYS:-}" ] || return 0
+  own=$build
+  build=$TESSERA_PROVE_DELAYS
+  conformance=$(program conformance)
+  TESSERA_TEST_REPEATS=100 timeout -s KILL 300 "$(program properties)" --device cuda \
+    --only gradients >"$work/log" 2>&1
+  step "cuda: properties of gradients with delays" "$work/log" $?
+  list "gradients with delays" cuda --backward --every 9
+  list "forward with delays" cuda --every 9
+  build=$own
+  conformance=$(program conformance)
+}
+
 # checked TOOL NAME [OPTION...]: problems under one of compute-sanitizer's tools
 checked() {
   tool=$1
@@ -134,7 +152,7 @@ step_kernels='cuda/decode cuda/sm80'
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 if [ "${TESSERA_PROVE_ONLY:-}" = gradients ]; then
   for backend in "$@"; do gradients "$backend"; done
-  case " $* " in *' cuda '*) checked_gradients ;; esac
+  case " $* " in *' cuda '*) delayed; checked_gradients ;; esac
   exit $failed
 fi
 for backend in "$@"; do
@@ -169,6 +187,7 @@ for backend in "$@"; do
 done
 
 case " $* " in *' cuda '*)
+  delayed
   if [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck initcheck synccheck; do
       checked "$tool" "" --every "$every"

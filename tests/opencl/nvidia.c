@@ -23,13 +23,27 @@ typedef void lockstep_fn(unsigned groups, void *const *buffers, const tess_args 
     X(2, 256)
 #define DECLARE(dtype, dims) extern lockstep_fn nvidia_lockstep_##dtype##_##dims;
 INSTANCES(DECLARE)
+/* intel.cpp: type, largest head_dim, lanes of a subgroup. */
+#define INTEL_INSTANCES(X) \
+    X(1, 64, 8)            \
+    X(1, 128, 8)           \
+    X(2, 64, 8)            \
+    X(2, 128, 8)           \
+    X(1, 64, 16)           \
+    X(1, 128, 16)          \
+    X(2, 64, 16)           \
+    X(2, 128, 16)
+#define DECLARE_INTEL(dtype, dims, lanes) \
+    extern lockstep_fn intel_lockstep_##dtype##_##dims##_##lanes;
+INTEL_INSTANCES(DECLARE_INTEL)
 
-enum { MOST = 8192, BUFFERS = 10, MOST_OPTIONS = 256 };
+enum { MOST = 8192, BUFFERS = 10, MOST_OPTIONS = 256, MOST_SIZES = 3 };
 
 /* What is known of objects, each with its handle. */
 typedef struct object {
     const void *handle;      /* NULL: free */
     lockstep_fn *run;        /* of programs and kernels; NULL: it runs as it is */
+    unsigned threads;        /* likewise, of a workgroup */
     size_t size;             /* of buffers */
     cl_mem buffers[BUFFERS]; /* arguments of kernels */
     tess_args args;
@@ -64,7 +78,32 @@ static const char *mode(void) {
     return text ? text : "8.0";
 }
 
+/* One of Intel's instead; NULL: it is not. */
+static const char *intel_mode(void) { return getenv("LOADER_INTEL"); }
+
+static cl_int intel_device_info(cl_int code, cl_uint what, size_t size, void *value,
+                                size_t *bytes) {
+    static const char extensions[] =
+        " cl_intel_subgroup_matrix_multiply_accumulate cl_intel_required_subgroup_size"
+        " cl_intel_subgroups cl_intel_subgroups_short cl_khr_fp16"
+        " cl_intel_subgroup_local_block_io cl_intel_bfloat16_conversions";
+    const char *lacks = strstr(intel_mode(), "cl_");
+    const size_t least = (size_t)atoi(intel_mode()), sizes[MOST_SIZES] = {32, least, 64};
+    if (what == CL_DEVICE_EXTENSIONS && code == CL_SUCCESS && value &&
+        strlen(value) + sizeof extensions <= size) {
+        char *added = (char *)value + strlen(value);
+        memcpy(added, extensions, sizeof extensions);
+        char *own = lacks ? strstr(added, lacks) : NULL;
+        if (own) memset(own, 'x', strlen(lacks));
+    }
+    if (what != CL_DEVICE_SUB_GROUP_SIZES_INTEL || size < sizeof sizes) return code;
+    memcpy(value, sizes, sizeof sizes);
+    if (bytes) *bytes = sizeof sizes;
+    return CL_SUCCESS;
+}
+
 cl_int nvidia_device_info(cl_int code, cl_uint what, size_t size, void *value, size_t *bytes) {
+    if (intel_mode()) return intel_device_info(code, what, size, value, bytes);
     static const char extension[] = " cl_nv_device_attribute_query";
     unsigned version[2] = {8, 0};
     if (what == CL_DEVICE_EXTENSIONS && code == CL_SUCCESS && value &&
@@ -83,16 +122,29 @@ cl_int nvidia_device_info(cl_int code, cl_uint what, size_t size, void *value, s
 }
 
 const char *nvidia_source(const char *source, size_t size) {
-    static const char word[] = "TESS_HELD";
-    for (size_t n = 0; n + sizeof word <= size; n++)
-        if (memcmp(source + n, word, sizeof word - 1) == 0) return tessera_nvidia_text;
+    /* each is in one kernel alone */
+    static const char *const words[2] = {"TESS_HELD", "INTEL_MAD"};
+    for (int w = 0; w < 2; w++)
+        for (size_t length = strlen(words[w]), n = 0; n + length <= size; n++)
+            if (memcmp(source + n, words[w], length) == 0) return tessera_nvidia_text;
     return NULL;
 }
 
 const char *nvidia_options(cl_program program, const char *options) {
     static _Thread_local char own[MOST_OPTIONS];
-    unsigned dtype = 0, dims = 0;
+    unsigned dtype = 0, dims = 0, lanes = 0, threads = 128;
     lockstep_fn *run = NULL;
+    if (options && strstr(options, "TESS_LANES")) {
+        if (strstr(intel_mode(), "refuses")) return NULL;
+        if (sscanf(strstr(options, "TESS_DTYPE"),
+                   "TESS_DTYPE=%u -D TESS_LANES=%uu -D TESS_DIMS=%uu", &dtype, &lanes, &dims) != 3)
+            return NULL;
+        threads = 64;
+#define CHOOSE_INTEL(number, most, size)                        \
+    if (dtype == (number) && dims == (most) && lanes == (size)) \
+        run = intel_lockstep_##number##_##most##_##size;
+        INTEL_INSTANCES(CHOOSE_INTEL)
+    }
     if (options && strstr(options, "TESS_HELD")) {
         if (strcmp(mode(), "refuses") == 0) return NULL;
         if (sscanf(strstr(options, "TESS_DTYPE"), "TESS_DTYPE=%u -D TESS_DIMS=%uu", &dtype,
@@ -101,10 +153,15 @@ const char *nvidia_options(cl_program program, const char *options) {
 #define CHOOSE(number, most) \
     if (dtype == (number) && dims == (most)) run = nvidia_lockstep_##number##_##most;
         INSTANCES(CHOOSE)
-        snprintf(own, sizeof own, "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u", dtype, dims);
     }
+    if (run)
+        snprintf(own, sizeof own,
+                 "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_THREADS=%u", dtype, dims,
+                 threads);
     pthread_mutex_lock(&lock);
-    find(program)->run = run;
+    object *own_program = find(program);
+    own_program->run = run;
+    own_program->threads = threads;
     pthread_mutex_unlock(&lock);
     return run ? own : options;
 }
@@ -117,7 +174,10 @@ void nvidia_buffer(cl_mem buffer, size_t size) {
 
 void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name) {
     pthread_mutex_lock(&lock);
-    find(kernel)->run = strcmp(name, "tess_forward") == 0 ? find(program)->run : NULL;
+    const object of = *find(program);
+    object *own = find(kernel);
+    own->run = strcmp(name, "tess_forward") == 0 ? of.run : NULL;
+    own->threads = of.threads;
     pthread_mutex_unlock(&lock);
 }
 
@@ -175,7 +235,7 @@ cl_int nvidia_run(const cl_api *real, cl_command_queue queue, cl_kernel kernel, 
             code = real->clWaitForEvents(1, &before);
             real->clReleaseEvent(before);
         }
-        if (code == CL_SUCCESS) code = run(real, queue, own, items / 128);
+        if (code == CL_SUCCESS) code = run(real, queue, own, items / own->threads);
     }
     pthread_mutex_unlock(&lock);
     return code;

@@ -10,43 +10,12 @@ typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 
-#define __global
-#define __local
 #define __OPENCL_VERSION__  120
-#define CLK_LOCAL_MEM_FENCE 0
-#define barrier(fence)      __syncthreads()
 #define get_local_id(n)     (lockstep::current->index)
-#define get_group_id(n)     ((n) ? 0u : lockstep::block_index)
-#define get_num_groups(n)   ((n) ? 1u : lockstep::blocks)
-#define as_float(x)         __uint_as_float(x)
-#define as_uint(x)          __float_as_uint(x)
 #define NV_UNIT(a, b, c, d) make_uint4(a, b, c, d)
+#define NV_MEMORY(m)        nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof *m);
 
-#define NV_MEMORY(m) nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof(nv_memory));
-
-/* In the place of dialect_opencl.h. */
-#define TESS_DIALECT_OPENCL_H
-#include "words_opencl.h"
-
-struct vec4 {
-    float x, y, z, w;
-};
-static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
-#define VEC4(a, b, c, d) \
-    vec4 { a, b, c, d }
-#define TESS_PAGES           , const int *block_table TESS_TABLES
-#define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
-#define TESS_PAGE_ID(at)     (block_table[at])
-#define TESS_AND(a, b)       ((a) & (b))
-#define TESS_OR(a, b)        ((a) | (b))
-#define TESS_UNROLL
-#define TESS_GROUP          ((uint)get_group_id(0))
-#define TESS_FLAGS          (args.flags)
-#define TESS_MINUS_INFINITY (-INFINITY)
-#define TESS_FORWARD_KERNEL                                                                       \
-    static void forward(const ushort *Q, const ushort *K, const ushort *V, ushort *O, float *LSE, \
-                        const int *block_table, const uint *tables, float *workspace,             \
-                        const tess_args &args)
+#include "lockstep_dialect.h"
 
 /* In the place of nv_instructions.h. */
 #define TESS_OPENCL_NV_INSTRUCTIONS_H
@@ -56,7 +25,7 @@ typedef tess::f16_t element_type;
 typedef tess::bf16_t element_type;
 #endif
 static uint nv_shared_address(const void *p) { return tess::shared_address(p); }
-static uint nv_lane() { return tess::lane_volatile(); }
+static uint nv_thread_now() { return lockstep::current->index; }
 /* The device ends a kernel that reads 16 bytes from elsewhere, and the host does not mind. */
 static uint whole_unit(uint at) {
     if (at % 16 != 0) {
@@ -86,6 +55,21 @@ static uint nv_pack(float low, float high) { return tess::pack<element_type>(low
 static uint nv_exchange(uint x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
 static float nv_exchange_float(float x, uint mask) { return __shfl_xor_sync(~0u, x, (int)mask); }
 static bool nv_any(bool x) { return __any_sync(~0u, x); }
+template <typename T, typename F> static T nv_all(T x, F f) {
+    T all[32];
+    for (int n = 0; n < 32; n++) all[n] = lockstep::shuffle(x, (unsigned)n);
+    for (int n = 1; n < 32; n++) all[0] = f(all[0], all[n]);
+    return all[0];
+}
+static int nv_least(int x) {
+    return nv_all(x, [](int a, int b) { return min(a, b); });
+}
+static int nv_most(int x) {
+    return nv_all(x, [](int a, int b) { return max(a, b); });
+}
+static uint nv_union(uint x) {
+    return nv_all(x, [](uint a, uint b) { return a | b; });
+}
 static float nv_max(float a, float b) { return fmaxf(a, b); }
 static float nv_add(float a, float b) { return a + b; }
 static float nv_multiply(float a, float b) { return a * b; }
@@ -100,13 +84,8 @@ static float nv_reciprocal(float x) { return tess::reciprocal(x); }
 #define NAME_OF(dtype, dims) nvidia_lockstep_##dtype##_##dims
 #define NAME(dtype, dims)    NAME_OF(dtype, dims)
 
-/* Each run has its own order of threads and time of copies. */
-extern "C" void NAME(TESS_DTYPE, LOCKSTEP_DIMS)(unsigned groups, void *const *b,
+extern "C" void NAME(TESS_DTYPE, LOCKSTEP_DIMS)(unsigned groups, void *const *buffers,
                                                 const tess_args *args) {
-    static unsigned runs;
     static_assert(sizeof(nv_memory) <= 48 << 10, "it fits the memory of a workgroup");
-    lockstep::run(groups, TESS_THREADS, sizeof(nv_memory), runs++, [&] {
-        forward((const ushort *)b[0], (const ushort *)b[1], (const ushort *)b[2], (ushort *)b[3],
-                (float *)b[4], (const int *)b[5], (const uint *)b[8], (float *)b[9], *args);
-    });
+    lockstep_run(forward, groups, TESS_THREADS, sizeof(nv_memory), buffers, args);
 }

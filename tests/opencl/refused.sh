@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The kernel for NVIDIA's tensor cores on devices that cannot run it: the next row of the table
-# takes the problem, and whoever names the kernel learns why not. Arguments: the folder of the
+# The kernels for matrix units on devices that cannot run them: the next row of the table takes the
+# problem, and whoever names the kernel learns why not. Arguments: the folder of the
 # loader whose device passes for one of NVIDIA's, the program tessera.
 set -u
 folder=$1
@@ -11,19 +11,20 @@ unset TESSERA_KERNEL LOADER_NVIDIA
 
 # run WORDS: a problem on the first device of OpenCL, with the environment that is set.
 run() {
-  TESSERA_VERBOSE=dispatch "$tessera" bench heads=8 kv_heads=8 q_len=9 head_dim=8 pattern=dense \
-    $1 --backends opencl:0 --no-ceilings --no-planning >"$log" 2>&1
+  TESSERA_VERBOSE=dispatch "$tessera" bench heads=8 kv_heads=8 q_len=9 head_dim=${dims:-8} $1 \
+    pattern=dense --backends opencl:0 --no-ceilings --no-planning >"$log" 2>&1
 }
 # says TEXT: the run said so.
 says() {
   tr '\n' ' ' <"$log" | grep -qF "$1" || { echo "missing: $1"; cat "$log"; exit 1; }
 }
 # named WORDS TEXT: the kernel, named, refuses for that reason.
+kernel=nv_mma
 named() {
-  if TESSERA_KERNEL=opencl/nv_mma run "$1"; then
+  if TESSERA_KERNEL=opencl/$kernel run "$1"; then
     echo "$1: it ran"; cat "$log"; exit 1
   fi
-  says "no opencl kernel accepts the problem: nv_mma: $2"
+  says "no opencl kernel accepts the problem: $kernel: $2"
 }
 
 if run dtype=f16; then
@@ -42,4 +43,24 @@ named dtype=f16 "the driver's compiler does not take it (CL_BUILD_PROGRAM_FAILUR
 run dtype=f16 || { echo "the next row does not take the problem"; cat "$log"; exit 1; }
 says "opencl/nv_mma refuses: the driver's compiler does not take it"
 says 'opencl/portable accepts'
+unset LOADER_NVIDIA
+
+# The same device as one of Intel's.
+kernel=intel_dpas
+needs='needs a GPU with matrix engines of Intel, and the device has no'
+for extension in cl_intel_subgroup_matrix_multiply_accumulate cl_intel_required_subgroup_size \
+  cl_intel_subgroups_short cl_intel_subgroup_local_block_io cl_intel_bfloat16_conversions; do
+  LOADER_INTEL="16 $extension" named dtype=bf16 "$needs $extension"
+done
+LOADER_INTEL=32 named dtype=f16 "needs subgroups of 8 or 16, and the device's smallest have 32"
+export LOADER_INTEL=16
+named dtype=f32 'dtype is f32'
+named 'op=decode kv_len=64 dtype=f16 kv_dtype=i8' 'kv_dtype: K and V of 8 bits are read by portable'
+dims=136 named dtype=f16 'head_dim is 136, and registers hold at most 128'
+LOADER_INTEL='16 refuses' named dtype=f16 "the driver's compiler does not take it"
+# It is taken by name alone.
+run dtype=f16 || { cat "$log"; exit 1; }
+says 'opencl/portable accepts'
+TESSERA_KERNEL=opencl/intel_dpas run dtype=f16 || { cat "$log"; exit 1; }
+says 'opencl/intel_dpas accepts'
 echo "refused for the right reasons"

@@ -5,31 +5,31 @@
 #define TESS_OPENCL_NV_INSTRUCTIONS_H
 
 /* Pointers to local memory are addresses of shared memory already. */
-TESS_FUNCTION uint nv_shared_address(const __local void *p) { return (uint)(uintptr_t)p; }
+MATRIX_FUNCTION uint nv_shared_address(const __local void *p) { return (uint)(uintptr_t)p; }
 
-/* The lane, as if it could change: the compiler does not keep what is computed from it. */
-TESS_FUNCTION uint nv_lane(void) {
-    uint lane;
-    __asm__ volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
+/* The thread, as if it could change: the compiler does not keep what is computed from it. */
+MATRIX_FUNCTION uint nv_thread_now(void) {
+    uint thread;
+    __asm__ volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
 }
 
 /* Copies 16 bytes, or with `bytes` 0 makes them zeros and reads nothing. */
-TESS_FUNCTION void nv_copy_unit(uint to, const __global ushort *from, uint bytes) {
+MATRIX_FUNCTION void nv_copy_unit(uint to, const __global ushort *from, uint bytes) {
     __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                      "r"(bytes)
                      : "memory");
 }
 /* Waits for all copies of this thread. */
-TESS_FUNCTION void nv_copies_wait(void) { __asm__ volatile("cp.async.wait_all;" ::: "memory"); }
+MATRIX_FUNCTION void nv_copies_wait(void) { __asm__ volatile("cp.async.wait_all;" ::: "memory"); }
 
 /* 16 bytes of local memory; they are read again each time. */
-TESS_FUNCTION void nv_store_unit(uint to, const uint *x) {
+MATRIX_FUNCTION void nv_store_unit(uint to, const uint *x) {
     __asm__ volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
                      "r"(x[2]), "r"(x[3])
                      : "memory");
 }
-TESS_FUNCTION void nv_load_unit(uint *x, uint from) {
+MATRIX_FUNCTION void nv_load_unit(uint *x, uint from) {
     __asm__ volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                      : "r"(from)
@@ -37,13 +37,13 @@ TESS_FUNCTION void nv_load_unit(uint *x, uint from) {
 }
 
 /* Four matrices of 8 x 8; lane n gives the address of row n % 8 of matrix n / 8. */
-TESS_FUNCTION void nv_ldmatrix(uint *m, uint at) {
+MATRIX_FUNCTION void nv_ldmatrix(uint *m, uint at) {
     __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                      : "r"(at)
                      : "memory");
 }
-TESS_FUNCTION void nv_ldmatrix_transposed(uint *m, uint at) {
+MATRIX_FUNCTION void nv_ldmatrix_transposed(uint *m, uint at) {
     __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                      : "r"(at)
@@ -58,7 +58,7 @@ TESS_FUNCTION void nv_ldmatrix_transposed(uint *m, uint at) {
 
 /* c += a b for 16 x 16 times 16 x 8. Rows of c: lane / 4 and that + 8; columns lane % 4 * 2 + {0,
  * 1}. */
-TESS_FUNCTION void nv_mma(float *c, const uint *a, uint b0, uint b1) {
+MATRIX_FUNCTION void nv_mma(float *c, const uint *a, uint b0, uint b1) {
     __asm__("mma.sync.aligned.m16n8k16.row.col.f32." TESS_NV_TYPE "." TESS_NV_TYPE
             ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -66,24 +66,24 @@ TESS_FUNCTION void nv_mma(float *c, const uint *a, uint b0, uint b1) {
 }
 
 /* Two numbers as elements of a word, the first in its low half. */
-TESS_FUNCTION uint nv_pack(float low, float high) {
+MATRIX_FUNCTION uint nv_pack(float low, float high) {
     uint word;
     __asm__("cvt.rn." TESS_NV_TYPE "x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
 }
 
 /* The value of the lane whose number differs by exclusive or with `mask`. */
-TESS_FUNCTION uint nv_exchange(uint x, uint mask) {
+MATRIX_FUNCTION uint nv_exchange(uint x, uint mask) {
     uint y;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;"
                      : "=r"(y)
                      : "r"(x), "r"(mask));
     return y;
 }
-TESS_FUNCTION float nv_exchange_float(float x, uint mask) {
+MATRIX_FUNCTION float nv_exchange_float(float x, uint mask) {
     return as_float(nv_exchange(as_uint(x), mask));
 }
-TESS_FUNCTION bool nv_any(bool x) {
+MATRIX_FUNCTION bool nv_any(bool x) {
     uint y;
     __asm__ volatile("{\n"
                      ".reg .pred in, out;\n"
@@ -96,37 +96,54 @@ TESS_FUNCTION bool nv_any(bool x) {
     return y != 0u;
 }
 
-TESS_FUNCTION float nv_max(float a, float b) {
+/* Of all lanes: the least, the most, and the bits that any has. */
+MATRIX_FUNCTION int nv_least(int x) {
+    int y;
+    __asm__ volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+    return y;
+}
+MATRIX_FUNCTION int nv_most(int x) {
+    int y;
+    __asm__ volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+    return y;
+}
+MATRIX_FUNCTION uint nv_union(uint x) {
+    uint y;
+    __asm__ volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+MATRIX_FUNCTION float nv_max(float a, float b) {
     float y;
     __asm__("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
-TESS_FUNCTION float nv_add(float a, float b) {
+MATRIX_FUNCTION float nv_add(float a, float b) {
     float y;
     __asm__("add.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
-TESS_FUNCTION float nv_multiply(float a, float b) {
+MATRIX_FUNCTION float nv_multiply(float a, float b) {
     float y;
     __asm__("mul.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
-TESS_FUNCTION float nv_fma(float a, float b, float c) {
+MATRIX_FUNCTION float nv_fma(float a, float b, float c) {
     float y;
     __asm__("fma.rn.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
     return y;
 }
-TESS_FUNCTION float nv_exp2(float x) {
+MATRIX_FUNCTION float nv_exp2(float x) {
     float y;
     __asm__("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-TESS_FUNCTION float nv_log2(float x) {
+MATRIX_FUNCTION float nv_log2(float x) {
     float y;
     __asm__("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-TESS_FUNCTION float nv_reciprocal(float x) {
+MATRIX_FUNCTION float nv_reciprocal(float x) {
     float y;
     __asm__("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;

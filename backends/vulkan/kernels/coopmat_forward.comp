@@ -4,7 +4,8 @@
  * bfloat16 (2, with VK_KHR_shader_bfloat16). One workgroup takes one job and a subgroup
  * SUBGROUP_ROWS rows of its tile, with Q and O in matrices all the while. K and V come in stages of
  * KEYS keys, in rows that are 16 bytes longer than they need to be: neighbours begin in different
- * banks.
+ * banks. V is loaded into registers while S is multiplied, and the next K during the softmax and
+ * the products of P.
  *
  * Nobody says which elements of a matrix an invocation holds, so whatever the softmax does is done
  * to all elements alike:
@@ -13,9 +14,9 @@
  *   - row sums are added up element by element, and over columns only at the end;
  *   - row maxima are compared with the reference element by element. Only where one exceeds it by
  *     2^8, which is rare, maxima go through shared memory, and the reference of these rows rises.
- * P becomes an operand where both kinds of matrices turn out to have the same layout, which the
- * kernel finds out by loading numbered elements, and goes through shared memory where they have
- * not. What a subgroup keeps in shared memory is of its own rows, behind barriers of its own.
+ * P becomes an operand in registers where results and operands are laid out alike (DIRECT), and
+ * elsewhere through shared memory. What a subgroup keeps there is of its own rows, behind barriers
+ * of its own.
  *
  * Masks are found for whole matrices first: whether all of their rows keep all of their keys, or
  * none keeps any. Numbered elements tell what the others compare.
@@ -47,6 +48,7 @@ layout(constant_id = 6) const uint N = 8u;
 layout(constant_id = 7) const uint K = 8u;
 layout(constant_id = 8) const uint SUBGROUP = 8u;        /* invocations */
 layout(constant_id = 9) const uint LOCKSTEP = 0u;        /* 1: those of a subgroup never part */
+layout(constant_id = 10) const uint DIRECT = 0u;         /* 1: A is laid out as C is */
 layout(local_size_x_id = 3) in;
 
 const uint SUBGROUP_ROWS = ROW_FRAGMENTS * M;
@@ -55,14 +57,23 @@ const uint UNITS = DIMS / 8u, ROW = UNITS + 1u;         /* of 16 bytes: in a row
 const uint KEY_FRAGMENTS = KEYS / N, STEPS = KEYS / K;  /* of S; of P as an operand */
 const uint Q_STEPS = DIMS / K, O_FRAGMENTS = DIMS / N;
 const uint PLACE = N + 4u;                              /* words of a row in a subgroup's place */
-const uint PLACES = SUBGROUP_ROWS * PLACE;
-const uint TURNS = KEYS * UNITS / TESS_THREADS;         /* copies of a thread in K of a stage */
+const uint PLACES = M * PLACE;                          /* one fragment's at a time */
+/* A thread copies a column of 8 elements of TURNS keys that follow each other, in K or V. */
+const uint TURNS = KEYS * UNITS / TESS_THREADS;
+/* Keys that are listed at a time, two stages, and entries of both lists. */
+const uint LISTED = 2u * KEYS, LIST = 2u * LISTED;
 
 #include "forward_state.h"
 
 #define MATRIX_A coopmat<NARROW, gl_ScopeSubgroup, M, K, gl_MatrixUseA>
 #define MATRIX_B coopmat<NARROW, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
 #define MATRIX_C coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+/* Rounds to nearest: what a conversion to bfloat16 does is up to the driver, and one cuts off. */
+#if TESS_DTYPE == 2
+#define NARROW_P(x) bfloat16_t(uintBitsToFloat(floatBitsToUint(x) + 0x8000u & 0xffff0000u))
+#else
+#define NARROW_P(x) float16_t(x)
+#endif
 /* 16 bits of any type, on their way to shared memory. */
 #define MATRIX_P coopmat<float16_t, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
 #define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
@@ -86,20 +97,23 @@ const uint TURNS = KEYS * UNITS / TESS_THREADS;         /* copies of a thread in
 
 layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o8 { uvec4 O8_[]; };
 
+/* Matrices are loaded from multiples of 16 bytes. So is the size of each of these variables, since
+ * a driver may put one behind the other. */
 shared uvec4 kv[2u * KEYS * ROW];      /* K and V of a stage; before them, rows of Q */
 shared float places[SUBGROUPS * PLACES];
 TESS_SHARED_ROWS
 shared float row_reference[TESS_ROWS], row_factor[TESS_ROWS];
 /* Of a fragment's rows: the least and the most of what masks compare. */
 shared ivec4 least_of[SUBGROUPS * ROW_FRAGMENTS], most_of[SUBGROUPS * ROW_FRAGMENTS];
-/* Of two lists of keys, this stage's and the next one's: where keys lie, TESS_ABSENT if nowhere,
- * and the fields of tess_key. */
-shared uint key_k_at[2u * KEYS], key_v_at[2u * KEYS], key_bits[2u * KEYS];
-shared int key_position[2u * KEYS], key_last_block[2u * KEYS];
+/* Of two lists of keys, each of two stages: where keys lie, and the fields of tess_key. Those of
+ * absent pages lie at the tensor's first element. */
+shared uint key_k_at[LIST], key_v_at[LIST], key_bits[LIST];
+shared int key_position[LIST], key_last_block[LIST];
+shared uvec4 risen_at; /* x: the first key of the last stage in which a reference rose */
 
 void list_keys(uint list, uint first, uint keys, uint job, tess_tile tile, tess_key_walk walk,
                uint k_base, uint v_base) {
-    for (uint e = TESS_THREAD; e < KEYS; e += TESS_THREADS) {
+    for (uint e = TESS_THREAD; e < LISTED; e += TESS_THREADS) {
         const tess_key key = tess_find_key(min(first + e, keys - 1u), walk, tile);
         tess_place place;
         place.page = 0u;
@@ -107,43 +121,45 @@ void list_keys(uint list, uint first, uint keys, uint job, tess_tile tile, tess_
         if (TESS_IS_CACHED) place = tess_find_place(key.token, job);
         const bool absent = place.page == TESS_ABSENT;
         const uint at = list + e;
-        key_k_at[at] = absent ? TESS_ABSENT
-                              : k_base + place.page * args.k_batch + place.token * args.k_token;
-        key_v_at[at] = absent ? TESS_ABSENT
-                              : v_base + place.page * args.v_batch + place.token * args.v_token;
+        key_k_at[at] = k_base + place.page * args.k_batch + place.token * args.k_token;
+        key_v_at[at] = v_base + place.page * args.v_batch + place.token * args.v_token;
+        if (absent) key_k_at[at] = key_v_at[at] = 0u;
         key_position[at] = key.position;
         key_last_block[at] = first + e < keys && !absent ? key.last_block : TESS_INT_MIN;
         key_bits[at] = key.bits;
     }
 }
 
-/* A thread's part of a stage of K or V, on its way from memory to shared memory. Loads have no
- * conditions, so that all of them are under way at the same time: where there is nothing to load,
- * the first elements stand for it. */
-#define FETCH(load, buffer, key_at, of)                                                        \
-    [[unroll]] for (uint turn = 0u; turn < TURNS; turn++) {                                    \
-        const uint e = turn * TESS_THREADS + thread, at = key_at[(of) + e / UNITS];            \
-        const bool there = at != TESS_ABSENT && e % UNITS * 8u < head_dim;                     \
-        const uvec4 eight = load(buffer, there ? at + e % UNITS * 8u : 0u);                    \
-        ahead[turn] = there ? eight : uvec4(0u);                                               \
+/* A thread's part of a stage of K or V, on its way from memory to shared memory. What is not
+ * aligned is read only when it is put there. Columns past head_dim keep the zeros that came with
+ * Q. */
+#define FETCH(buffer, wide, key_at, of)                                            \
+    if (wide) {                                                                    \
+        uint from[TURNS];                                                          \
+        [[unroll]] for (uint turn = 0u; turn < TURNS; turn++)                      \
+            from[turn] = key_at[(of) + own_key + turn] + own_dim;                  \
+        [[unroll]] for (uint turn = 0u; turn < TURNS; turn++)                      \
+            ahead[turn] = TESS_LOAD8_ALIGNED(buffer, from[turn]);                  \
     }
-#define FETCH_K(of)                                    \
-    if (k_wide) {                                      \
-        FETCH(TESS_LOAD8_ALIGNED, K, key_k_at, of)     \
-    } else {                                           \
-        FETCH(TESS_LOAD8, K, key_k_at, of)             \
+#define PUT(buffer, wide, key_at, of, to)                                          \
+    if (has_dim && wide) {                                                         \
+        [[unroll]] for (uint turn = 0u; turn < TURNS; turn++)                      \
+            kv[(to) + own_place + turn * ROW] = ahead[turn];                       \
+    } else if (has_dim) {                                                          \
+        [[dont_unroll]] for (uint turn = 0u; turn < TURNS; turn++)                 \
+            kv[(to) + own_place + turn * ROW] =                                    \
+                TESS_LOAD8(buffer, key_at[(of) + own_key + turn] + own_dim);       \
     }
-#define FETCH_V(of)                                    \
-    if (v_wide) {                                      \
-        FETCH(TESS_LOAD8_ALIGNED, V, key_v_at, of)     \
-    } else {                                           \
-        FETCH(TESS_LOAD8, V, key_v_at, of)             \
-    }
-#define PUT(to)                                              \
-    [[unroll]] for (uint turn = 0u; turn < TURNS; turn++) {  \
-        const uint e = turn * TESS_THREADS + thread;         \
-        kv[(to) + e / UNITS * ROW + e % UNITS] = ahead[turn]; \
-    }
+/* O += P V of a stage. */
+#define MULTIPLY_P                                                                   \
+    [[unroll]] for (uint x = 0u; x < STEPS; x++)                                     \
+        [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++) {                         \
+            MATRIX_B b;                                                              \
+            coopMatLoad(b, kv, (KEYS + x * K) * ROW + y * (N / 8u), ROW, ROW_MAJOR); \
+            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)                     \
+                o[t * O_FRAGMENTS + y] =                                             \
+                    coopMatMulAdd(p[t * STEPS + x], b, o[t * O_FRAGMENTS + y]);      \
+        }
 
 /* What the rows of a fragment have at the ends of their ranges. */
 void find_bounds() {
@@ -221,17 +237,19 @@ TESS_FORWARD_KERNEL {
     const uint first_row = subgroup * SUBGROUP_ROWS, own = subgroup * PLACES;
     const bool has_rows = first_row < used;
     const float scale_log2 = max(abs(args.scale) * TESS_LOG2E, LEAST_SCALE);
+    const uint own_key = thread / UNITS * TURNS, own_place = own_key * ROW + thread % UNITS;
+    const bool has_dim = thread % UNITS * 8u < head_dim;
+    const uint own_dim = has_dim && !(TESS_IS_PAGED && args.pages == 0u) ? thread % UNITS * 8u : 0u;
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
         row_reference[r] = NO_REFERENCE;
+        row_factor[r] = 1.0;
     }
+    if (thread == 0u) risen_at.x = ~0u;
 
-    MATRIX_A q[ROW_FRAGMENTS * Q_STEPS];
-    MATRIX_C o[ROW_FRAGMENTS * O_FRAGMENTS], reference[ROW_FRAGMENTS], row_sum[ROW_FRAGMENTS];
+    MATRIX_A q[ROW_FRAGMENTS * Q_STEPS], p[ROW_FRAGMENTS * STEPS];
+    MATRIX_C o[ROW_FRAGMENTS * O_FRAGMENTS], row_sum[ROW_FRAGMENTS];
     [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * O_FRAGMENTS; n++) o[n] = MATRIX_C(0.0);
-    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
-        reference[t] = MATRIX_C(NO_REFERENCE);
-        row_sum[t] = MATRIX_C(0.0);
-    }
+    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) row_sum[t] = MATRIX_C(0.0);
 
     const uint sign = args.scale < 0.0 ? 0x80008000u : 0u; /* goes to Q */
     /* Rows of Q, as many at a time as a stage has keys in K and V. */
@@ -263,68 +281,43 @@ TESS_FORWARD_KERNEL {
         list_keys(0u, 0u, keys, job, tile, walk, k_base, v_base);
     }
 
-    /* Whether element i of an operand is where element i of a result is. */
-    bool direct = K == N && M * N <= 256u;
-    {
-        MATRIX_C numbers;
-        MATRIX_A operand;
-        for (uint e = lane; e < M * N; e += SUBGROUP)
-            places[own + e / N * PLACE + e % N] = float(e);
-        OWN_BARRIER
-        coopMatLoad(numbers, places, own, PLACE, ROW_MAJOR);
-        OWN_BARRIER
-        for (uint e = 2u * lane; e < M * N; e += 2u * SUBGROUP)
-            places[own + e / N * PLACE + e % N / 2u] =
-                uintBitsToFloat(pack_narrow(float(e), float(e + 1u)));
-        OWN_BARRIER
-        coopMatLoad(operand, places, own, PLACE, ROW_MAJOR);
-        OWN_BARRIER
-        direct = direct && operand.length() == numbers.length();
-        [[unroll]] for (uint i = 0u; i < numbers.length(); i++)
-            direct = direct && i < operand.length() && float(operand[i]) == numbers[i];
-        direct = subgroupAll(direct);
-    }
-
-    uint list = 0u;
+    uint list = 0u, first = 0u;
     uvec4 ahead[TURNS];
     barrier();
-    if (keys > 0u) { FETCH_K(0u) }
-    [[dont_unroll]] for (uint first = 0u; first < keys; first += KEYS, list ^= KEYS) {
-        /* Nobody reads the last stage's K any more, nor what its keys' list was. */
-        const uint end = first + KEYS;
-        PUT(0u)
-        FETCH_V(list)
-        if (end < keys) list_keys(list ^ KEYS, end, keys, job, tile, walk, k_base, v_base);
-        barrier();
+    if (keys > 0u) { FETCH(K, k_wide, key_k_at, 0u) }
+    /* The inner loop ends where a reference rises: O is multiplied outside of it. Inside, products
+     * alone change O, and its registers stay where they are. */
+    bool rose = keys > 0u;
+    [[dont_unroll]] while (rose) {
+        rose = false;
+        [[dont_unroll]] while (first < keys) {
+            /* Nobody reads the last stage's K any more. */
+            const uint end = first + KEYS;
+            PUT(K, k_wide, key_k_at, list, 0u)
+            barrier();
+            FETCH(V, v_wide, key_v_at, list)
 
-        bool works = has_rows;
-        bool masked = end > keys || tess_key_walk_masked(walk, first, end, args.block);
-        if (TESS_IS_PAGED && !masked) {
-            for (uint e = lane; e < KEYS; e += SUBGROUP)
-                masked = masked || key_k_at[list + e] == TESS_ABSENT;
-            masked = subgroupAny(masked);
-        }
-        /* Of this invocation's elements of S: those that are kept. Loops that a compiler might not
-         * unroll leave S alone, which would not stay in registers. */
-        uint kept[ROW_FRAGMENTS];
-        [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) kept[t] = ~0u;
-        if (masked) {
-            TESS_READ_MASK;
-            bool any = false;
-            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
-                kept[t] = find_kept(own, subgroup * ROW_FRAGMENTS + t, list, sinks, i_first);
-                any = any || kept[t] != 0u;
+            bool masked = end > keys || tess_key_walk_masked(walk, first, end, args.block);
+            if (TESS_IS_PAGED && !masked) {
+                for (uint e = lane; e < KEYS; e += SUBGROUP)
+                    masked = masked || key_last_block[list + e] == TESS_INT_MIN;
+                masked = subgroupAny(masked);
             }
-            works = works && subgroupAny(any);
-        }
-
-        MATRIX_A p[ROW_FRAGMENTS * STEPS];
-        if (works) {
-            MATRIX_C s[ROW_FRAGMENTS * KEY_FRAGMENTS];
-            [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
+            /* Of this invocation's elements of S: those that are kept. Loops that a compiler might
+             * not unroll leave S alone, which would not stay in registers. */
+            uint kept[ROW_FRAGMENTS];
+            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) kept[t] = ~0u;
+            if (masked) {
+                TESS_READ_MASK;
                 [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
-                    s[t * KEY_FRAGMENTS + n] = MATRIX_C(0.0);
-                [[unroll]] for (uint x = 0u; x < Q_STEPS; x++) {
+                    kept[t] = find_kept(own, subgroup * ROW_FRAGMENTS + t, list, sinks, i_first);
+            }
+
+            MATRIX_C s[ROW_FRAGMENTS * KEY_FRAGMENTS];
+            [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * KEY_FRAGMENTS; n++)
+                s[n] = MATRIX_C(0.0);
+            [[unroll]] for (uint x = 0u; x < Q_STEPS; x++) {
+                [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
                     MATRIX_B b;
                     coopMatLoad(b, kv, n * N * ROW + x * (K / 8u), ROW, COLUMN_MAJOR);
                     [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
@@ -332,6 +325,9 @@ TESS_FORWARD_KERNEL {
                             coopMatMulAdd(q[t * Q_STEPS + x], b, s[t * KEY_FRAGMENTS + n]);
                 }
             }
+            if (first % LISTED == 0u)
+                list_keys((list + LISTED) % LIST, first + LISTED, keys, job, tile, walk, k_base,
+                          v_base);
             if (masked) {
                 [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * KEY_FRAGMENTS; n++)
                     [[unroll]] for (uint i = 0u; i < s[n].length(); i++) {
@@ -339,10 +335,10 @@ TESS_FORWARD_KERNEL {
                         s[n][i] = (kept[n / KEY_FRAGMENTS] >> bit & 1u) != 0u ? s[n][i] : NOT_KEPT;
                     }
             }
-
-            MATRIX_C most[ROW_FRAGMENTS];
+            MATRIX_C most[ROW_FRAGMENTS], reference[ROW_FRAGMENTS];
             bool rises = false;
             [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+                coopMatLoad(reference[t], row_reference, first_row + t * M, 0u, COLUMN_MAJOR);
                 most[t] = s[t * KEY_FRAGMENTS];
                 [[unroll]] for (uint n = 1u; n < KEY_FRAGMENTS; n++)
                     [[unroll]] for (uint i = 0u; i < most[t].length(); i++)
@@ -351,41 +347,50 @@ TESS_FORWARD_KERNEL {
                     rises = rises || fma(most[t][i], scale_log2, -reference[t][i]) > MOST_RISE;
             }
             if (subgroupAny(rises)) {
-                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
-                    coopMatStore(most[t], places, own + t * M * PLACE, PLACE, ROW_MAJOR);
-                OWN_BARRIER
-                for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) {
-                    float largest = TESS_LOWEST, factor = 1.0;
-                    for (uint c = 0u; c < N; c++)
-                        largest = max(largest, places[own + r * PLACE + c]);
-                    const float old = row_reference[first_row + r];
-                    if (fma(largest, scale_log2, -old) > MOST_RISE) {
-                        const float risen = largest * scale_log2;
-                        factor = exp2(old - risen);
-                        row_reference[first_row + r] = risen;
-                    }
-                    row_factor[first_row + r] = factor;
-                }
-                OWN_BARRIER
                 [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
-                    MATRIX_C factor;
-                    coopMatLoad(reference[t], row_reference, first_row + t * M, 0u, COLUMN_MAJOR);
-                    coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
-                    row_sum[t] = row_sum[t] * factor;
-                    [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++)
-                        o[t * O_FRAGMENTS + y] = o[t * O_FRAGMENTS + y] * factor;
+                    coopMatStore(most[t], places, own, PLACE, ROW_MAJOR);
+                    OWN_BARRIER
+                    for (uint e = lane; e < M; e += SUBGROUP) {
+                        const uint r = first_row + t * M + e;
+                        float largest = TESS_LOWEST;
+                        for (uint c = 0u; c < N; c++)
+                            largest = max(largest, places[own + e * PLACE + c]);
+                        const float old = row_reference[r];
+                        if (fma(largest, scale_log2, -old) > MOST_RISE) {
+                            const float risen = largest * scale_log2;
+                            row_factor[r] = exp2(old - risen);
+                            row_reference[r] = risen;
+                        }
+                    }
+                    OWN_BARRIER
                 }
+                risen_at.x = first;
             }
-            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
+
+            PUT(V, v_wide, key_v_at, list, KEYS * ROW)
+            if (TESS_IS_PAGED && masked) { /* absent keys: V may be anything */
+                for (uint turn = 0u; turn < TURNS; turn++)
+                    if (key_last_block[list + own_key + turn] == TESS_INT_MIN)
+                        kv[KEYS * ROW + own_place + turn * ROW] = uvec4(0u);
+            }
+            FETCH(K, k_wide, key_k_at, (list + KEYS) % LIST)
+            barrier();
+            [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+                MATRIX_C factor;
+                coopMatLoad(reference[t], row_reference, first_row + t * M, 0u, COLUMN_MAJOR);
+                coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
+                row_sum[t] = row_sum[t] * factor;
                 [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
                     const uint at = t * KEY_FRAGMENTS + n;
                     [[unroll]] for (uint i = 0u; i < s[at].length(); i++)
                         s[at][i] = exp2(fma(s[at][i], scale_log2, -reference[t][i]));
                     row_sum[t] = row_sum[t] + s[at];
                 }
-            if (direct) {
+            }
+            if (DIRECT != 0u) {
                 [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * STEPS; n++)
-                    [[unroll]] for (uint i = 0u; i < p[n].length(); i++) p[n][i] = NARROW(s[n][i]);
+                    [[unroll]] for (uint i = 0u; i < p[n].length(); i++)
+                        p[n][i] = NARROW_P(s[n][i]);
             } else {
                 /* A step's keys at a time. */
                 [[unroll]] for (uint x = 0u; x < ROW_FRAGMENTS * STEPS; x++) {
@@ -405,36 +410,42 @@ TESS_FORWARD_KERNEL {
                     OWN_BARRIER
                 }
             }
+            rose = subgroupAny(risen_at.x == first);
+            first = end;
+            list = (list + KEYS) % LIST;
+            if (rose) break;
+            MULTIPLY_P
         }
-        if (!works) { /* nothing of it lives on from the last stage */
-            [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * STEPS; n++) p[n] = MATRIX_A(0.0);
+        if (!rose) break;
+        [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+            MATRIX_C factor;
+            coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
+            [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++)
+                o[t * O_FRAGMENTS + y] = o[t * O_FRAGMENTS + y] * factor;
         }
-        PUT(KEYS * ROW)
-        if (end < keys) { FETCH_K(list ^ KEYS) }
-        barrier();
-        if (!works) continue;
-        [[unroll]] for (uint x = 0u; x < STEPS; x++)
-            [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++) {
-                MATRIX_B b;
-                coopMatLoad(b, kv, (KEYS + x * K) * ROW + y * (N / 8u), ROW, ROW_MAJOR);
-                [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
-                    o[t * O_FRAGMENTS + y] =
-                        coopMatMulAdd(p[t * STEPS + x], b, o[t * O_FRAGMENTS + y]);
-            }
+        OWN_BARRIER
+        for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) row_factor[first_row + r] = 1.0;
+        OWN_BARRIER
+        MULTIPLY_P
     }
 
     /* Row sums and O go through the place of the subgroup. */
     if (!has_rows) return;
 #include "forward_result.inl"
-    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++)
-        coopMatStore(row_sum[t], places, own + t * M * PLACE, PLACE, ROW_MAJOR);
-    OWN_BARRIER
+    [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+        coopMatStore(row_sum[t], places, own, PLACE, ROW_MAJOR);
+        OWN_BARRIER
+        for (uint e = lane; e < M; e += SUBGROUP) {
+            float sum = 0.0;
+            for (uint c = 0u; c < N; c++) sum += places[own + e * PLACE + c];
+            row_factor[first_row + t * M + e] = sum;
+        }
+        OWN_BARRIER
+    }
     for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) {
-        float sum = 0.0;
-        for (uint c = 0u; c < N; c++) sum += places[own + r * PLACE + c];
         const uint in_tile = first_row + r;
-        const float risen = row_reference[in_tile];
-        row_factor[in_tile] = sum > 0.0 ? 1.0 / sum : 0.0;
+        const float risen = row_reference[in_tile], sum = row_factor[in_tile];
+        row_factor[in_tile] = sum == 0.0 ? 0.0 : 1.0 / sum; /* NaN stays */
         if (in_tile < used && partial != TESS_NO_PARTIAL) {
             /* Merges want a score, whose product with the scale is not quite the reference: the
              * sum makes up for it. */

@@ -180,6 +180,7 @@ __device__ __forceinline__ void load_keys(backward_memory<Shape> *m,
 
 /* Waits until it is the column's turn at a strip. */
 __device__ __forceinline__ void wait_turn(const uint32_t *word, uint32_t wanted) {
+    delay();
     uint32_t now;
     do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
@@ -188,6 +189,7 @@ __device__ __forceinline__ void wait_turn(const uint32_t *word, uint32_t wanted)
 }
 /* Gives the turn to the next column, once everything that was added is in memory. */
 __device__ __forceinline__ void leave_turn(uint32_t *word, uint32_t leaves) {
+    delay();
     tma_store_wait();
     fence_proxies();
     asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(leaves)

@@ -23,7 +23,19 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *b, uint32_t 
                  "r"(bytes)
                  : "memory");
 }
+/* In a build for tests (TESS_DELAYS) one wait of eight begins up to 4 us late, so that orders of
+ * warps and of thread blocks come up that are rare otherwise. */
+__device__ __forceinline__ void delay() {
+#ifdef TESS_DELAYS
+    uint32_t now;
+    asm volatile("mov.u32 %0, %clock;" : "=r"(now));
+    const uint32_t warp = blockIdx.x * 32 + threadIdx.x / 32,
+                   random = (now ^ warp * 0x85157af5) * 0x9e3779b9;
+    if (random >> 29 == 0) __nanosleep(random >> 8 & 4095);
+#endif
+}
 __device__ __forceinline__ void mbarrier_wait(uint64_t *b, uint32_t parity) {
+    delay();
     asm volatile("{\n.reg .pred done;\n"
                  "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n}" ::"r"(shared_address(b)),
