@@ -368,6 +368,29 @@ void test_values_not_finite(void **state) {
     }
 }
 
+/* The scale of a row of V reaches the rows of Q that see it, and no others: they keep their bits
+ * when it is far above the scales beside it. */
+void test_scales_apart(void **state) {
+    static const char *const types[] = {"i8", "e4m3"};
+    enum { ROWS = 4, KEYS = 301, D = 64 };
+    for (int n = 0; n < 2; n++) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "pattern=dense heads=1 head_dim=%d q_len=%d kv_len=%d dtype=bf16 kv_dtype=%s", D,
+                 ROWS, KEYS, types[n]);
+        rig_pair x;
+        if (!rig_pair_create(&x, *state, line)) continue;
+        x.r.scales[1][KEYS - 1] *= 0x1p30f;
+        rig_run(&x.r, NULL, x.got.o, x.got.lse);
+        const int64_t row = D * (int64_t)x.r.size[TESS_ROLE_O];
+        rig_same_bits(line, x.got.o, x.plain.o, (uint64_t)((ROWS - 1) * row));
+        if (memcmp((char *)x.got.o + (ROWS - 1) * row, (char *)x.plain.o + (ROWS - 1) * row,
+                   (size_t)row) == 0)
+            fail_msg("%s: the last row does not see its key", line);
+        rig_pair_release(&x);
+    }
+}
+
 static void negative_scale(tess_plan_desc *desc, void *user) {
     (void)user;
     desc->scale = -0.25f;

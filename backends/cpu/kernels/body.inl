@@ -170,10 +170,9 @@ INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, flo
 typedef struct direct_rows {
     const char *k[CHUNK], *v[CHUNK];
     float k_scale[CHUNK], v_scale[CHUNK]; /* of rows of codes, those of E4M3 in their units */
-    /* with tiles: bit n tells that the rows of K from key 16 * n on are k_stride apart, and the
-     * unit of v_scale */
+    /* with tiles: bit n tells that the rows of K, and of V, from key 16 * n on are equally far
+     * apart */
     uint32_t in_step;
-    float v_unit;
 } direct_rows;
 
 typedef struct task {
@@ -192,7 +191,8 @@ typedef struct task {
     direct_rows direct[2];
     const direct_rows *located; /* of the keys at hand */
     float *sums, *folds;        /* parts of row_sum, and of scores, in lanes */
-    float *weights, *q_unit;    /* with tiles: P as an operand, and units of digits of Q */
+    /* with tiles: P as an operand, and units of the digits of Q and of P */
+    float *weights, *q_unit, *weight_unit;
     cpu_walk walk;
     int32_t turn, more; /* which of the two is at hand; whether the other one comes next */
     struct direct_turns *turns;

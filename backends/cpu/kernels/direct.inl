@@ -129,9 +129,6 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
     if (t->launch->kv_dtype >= TESS_F8E4M3)
         for (int32_t key = chunk->keys; key < (TILES ? CHUNK : end); key++)
             rows->v_scale[key] = 0.0f;
-#if TILES
-    if (t->launch->kv_dtype == TESS_I8) scale_values(rows);
-#endif
 }
 
 /* Finds the next chunk of a job. */
@@ -227,6 +224,7 @@ static void direct_place(task *t, int32_t n) {
 #if TILES
     t->weights = t->sums + DIRECT_ROWS * VL;
     t->q_unit = t->weights + WEIGHT_FLOATS;
+    t->weight_unit = t->q_unit + DIRECT_ROWS;
 #else
     t->folds = t->sums + DIRECT_ROWS * VL;
 #endif

@@ -8,8 +8,9 @@
  * interleaved first, two keys as bf16 or four as bytes.
  *
  * Bytes of int8 are multiplied as they are. The other operand is an integer then, too: a number of
- * 22 bits and a sign, cut into three digits of 8 bits that have rows or columns of their own. Q has
- * a unit for each row, and weights have one for each chunk. Sums of products of digits are exact.
+ * 22 bits and a sign (Q) or of 30 bits (weights), cut into digits of 8 bits that have rows or
+ * columns of their own. Each row has a unit, weights one for each chunk: what a row does not see
+ * must not take its bits away. Sums of products of digits are exact.
  */
 
 #define DIRECT_PAIRS 1
@@ -20,7 +21,9 @@ enum {
     VALUE_TILES = 2,            /* tiles of weights whose keys are added to O together */
     AHEAD_LINES = 64,           /* prefetched ahead of the products, at least */
     DIGITS = 3,
-    DIGIT_BITS = 21, /* the largest number of a row has so many bits behind its first one */
+    /* bits behind the first one of the largest number of a row */
+    QUERY_BITS = 21,
+    WEIGHT_BITS = 29,
     PAIR_FLOATS = 2 * DIRECT_ROWS * 16, /* weights of TILE_GROUP keys as pairs with a zero */
     /* a tile reads 16 rows: those behind its own belong to the next keys */
     WEIGHT_FLOATS = CHUNK / TILE_GROUP * PAIR_FLOATS + TILE_WORDS - PAIR_FLOATS
@@ -267,32 +270,37 @@ static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_
 
 /* ------------------------------------------------------------------ digits */
 
-/* The unit in which numbers up to the one with these bits have at most 1 + DIGIT_BITS bits, and its
+/* The unit in which numbers up to the one with these bits have at most 1 + `bits` bits, and its
  * inverse. NaN where that is none: whoever multiplies by the unit gets NaN. */
-INLINE float digits_unit(uint32_t largest, float *inverse) {
+INLINE float digits_unit(uint32_t largest, const int32_t bits, float *inverse) {
     int32_t exponent = (int32_t)(largest >> 23);
     float unit;
-    if (exponent <= DIGIT_BITS) exponent = DIGIT_BITS + 1;
-    const uint32_t bits = exponent == 255 ? 0x7fc00000u : (uint32_t)(exponent - DIGIT_BITS) << 23,
-                   inverse_bits = (uint32_t)(254 + DIGIT_BITS - exponent) << 23;
-    memcpy(&unit, &bits, sizeof unit);
+    if (exponent <= bits) exponent = bits + 1;
+    const uint32_t unit_bits = exponent == 255 ? 0x7fc00000u : (uint32_t)(exponent - bits) << 23,
+                   inverse_bits = (uint32_t)(254 + bits - exponent) << 23;
+    memcpy(&unit, &unit_bits, sizeof unit);
     memcpy(inverse, &inverse_bits, sizeof *inverse);
     return unit;
 }
 
-/* Gives the scales of V of a chunk a unit, so that the largest of them has 22 bits. Weights are at
- * most 2^8 and their digits four. */
-static void scale_values(direct_rows *rows) {
+/* The largest bits, without signs, of the weights of a row. */
+INLINE uint32_t largest_weight(const float *s) {
+#if VL == 16
+    vi largest = viset(0);
+    for (int32_t key = 0; key < CHUNK; key += VL)
+        largest = (vi)_mm512_max_epi32((__m512i)largest,
+                                       (__m512i)((vi)vload(s + key) & viset(0x7fffffff)));
+    return (uint32_t)_mm512_reduce_max_epi32((__m512i)largest);
+#else
     uint32_t largest = 0;
-    float inverse;
     for (int32_t key = 0; key < CHUNK; key++) {
         uint32_t size;
-        memcpy(&size, &rows->v_scale[key], sizeof size);
+        memcpy(&size, s + key, sizeof size);
         size &= 0x7fffffffu;
         if (size > largest) largest = size;
     }
-    rows->v_unit = digits_unit(largest, &inverse);
-    for (int32_t key = 0; key < CHUNK; key++) rows->v_scale[key] *= inverse;
+    return largest;
+#endif
 }
 
 /* The four digits of each of these numbers, as bytes: the lowest one first. */
@@ -312,11 +320,13 @@ INLINE int32_t value_row(const uint32_t dtype, int32_t n) {
     return VL == 16 && dtype == TESS_I8 ? n % 4 * 4 + n / 4 : n;
 }
 
-/* Weights of row r, which lie as digits in the place of its scores, become rows of the tiles. */
+/* Weights of row r for bytes, which lie in the place of its scores, become rows of the tiles. */
 INLINE void finish_weights(const task *t, const uint32_t dtype, int32_t r) {
     direct_prefetch(t->turns, CHUNK / 4 / DIRECT_ROWS * t->turns->row_lines);
     const float *s = t->m.s + (size_t)r * CHUNK;
+    float inverse;
     if (dtype != TESS_I8) return;
+    t->weight_unit[r] = digits_unit(largest_weight(s), WEIGHT_BITS, &inverse);
     for (int32_t key = 0; key < CHUNK; key += 64) {
         int8_t *out = (int8_t *)(void *)(t->weights + key / 64 * TILE_WORDS + r * 16);
 #if VL == 16
@@ -325,7 +335,8 @@ INLINE void finish_weights(const task *t, const uint32_t dtype, int32_t r) {
         __m512i x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
-            x[j] = _mm512_shuffle_epi8((__m512i)vload(s + key + j * 16), planes);
+            x[j] =
+                _mm512_shuffle_epi8((__m512i)digits_of(vload(s + key + j * 16) * inverse), planes);
         const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]),
                       c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
         _mm512_store_si512(out, _mm512_unpacklo_epi64(a, c));
@@ -333,10 +344,11 @@ INLINE void finish_weights(const task *t, const uint32_t dtype, int32_t r) {
         _mm512_store_si512(out + 512, _mm512_unpacklo_epi64(b, d));
         _mm512_store_si512(out + 768, _mm512_unpackhi_epi64(b, d));
 #else
-        for (int32_t i = 0; i < 64; i++) {
-            int8_t digit[4];
-            memcpy(digit, s + key + i, 4);
-            for (int n = 0; n < 4; n++) out[n * 256 + i] = digit[n];
+        for (int32_t i = 0; i < 64; i += VL) {
+            const vi digits = digits_of(vload(s + key + i) * inverse);
+            for (int32_t e = 0; e < VL; e++)
+                for (int n = 0; n < 4; n++)
+                    out[n * 256 + i + e] = (int8_t)((uint32_t)digits[e] >> 8 * n & 0xff);
         }
 #endif
     }
@@ -359,7 +371,7 @@ static void direct_query(const task *t, int32_t r) {
     }
     if (dtype != TESS_I8) return;
     float inverse;
-    t->q_unit[r] = digits_unit(largest << 16, &inverse);
+    t->q_unit[r] = digits_unit(largest << 16, QUERY_BITS, &inverse);
     for (int32_t d = 0; d < t->head_dim; d += VL, out += 4 * VL) {
         const vi digits = digits_of(vfrom_bf16((const uint16_t *)words + d) * inverse);
         for (int32_t i = 0; i < VL / 4; i++)
@@ -375,7 +387,7 @@ static void direct_query(const task *t, int32_t r) {
 /* Makes Q of a task ready. Rows and columns that stand for nothing are zero. */
 static void direct_queries(const task *t) {
     memset(t->m.q, 0, query_floats(t) * sizeof(float));
-    memset(t->weights, 0, (WEIGHT_FLOATS + DIRECT_ROWS) * sizeof(float));
+    memset(t->weights, 0, (WEIGHT_FLOATS + 2 * DIRECT_ROWS) * sizeof(float));
     for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
 }
 
@@ -496,11 +508,11 @@ INLINE int in_pairs(const task *t, const uint32_t dtype) {
     return dtype != TESS_BF16 || t->turns->in_pairs;
 }
 
-/* Stores weights of row r from `key` on: as bf16 in the tiles, or as digits in the place of the
- * scores. */
+/* Stores weights of row r from `key` on: as bf16 in the tiles, or in the place of the scores until
+ * the largest one is known. */
 INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_t key, vf p) {
     if (dtype == TESS_I8) {
-        vstore(t->m.s + (size_t)r * CHUNK + key, (vf)digits_of(p));
+        vstore(t->m.s + (size_t)r * CHUNK + key, p);
         return;
     }
     uint16_t *out = (uint16_t *)(void *)(t->weights + key / 32 * TILE_WORDS + r * 16) + key % 32;
@@ -538,7 +550,7 @@ INLINE void add_results(const task *t, const uint32_t dtype, const float *c, int
                          high = (vi)vload(at + 128) + ((vi)vload(at + 192) << 8);
                 sum = (__builtin_convertvector(low, vf) +
                        __builtin_convertvector(high, vf) * vset(0x1p16f)) *
-                      t->located->v_unit;
+                      t->weight_unit[r];
             }
             vstore(o, vload(o) + sum);
         }
