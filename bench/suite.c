@@ -267,9 +267,9 @@ int suite_line(const suite_series *s, int64_t tokens, int heads, char *line, siz
 
 static int belongs_to_pattern(const char *word) {
     static const char *const keys[] = {
-        "pattern",     "block",       "local",       "local_right",    "stride", "offset",
-        "dense_heads", "per_kv_head", "homo",        "left",           "right",  "sinks",
-        "mask",        "head_first",  "heads_total", "kv_heads_total", "compact"};
+        "pattern",     "block",       "local",       "local_right",    "stride",   "offset",
+        "dense_heads", "per_kv_head", "homo",        "left",           "right",    "sinks",
+        "mask",        "head_first",  "heads_total", "kv_heads_total", "head_ids", "compact"};
     size_t length = strcspn(word, "=");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strlen(keys[i]) == length && strncmp(word, keys[i], length) == 0) return 1;

@@ -29,6 +29,9 @@ PATTERNS = [
     dict(pattern="blocks", block=16, mask="one"),
     dict(pattern="blocks", block=16, mask="each"),
     dict(pattern="blocks", block=32, mask="each", causal=0),
+    dict(local=2, stride=8, block=16, head_ids="6,7,1,0", heads_total=8),
+    dict(local=1, stride=8, block=16, head_ids="11,9,2,0", heads_total=12, kv_heads_total=4,
+         dense_heads=1, per_kv_head=1),
 ]
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
 

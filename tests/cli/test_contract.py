@@ -61,6 +61,9 @@ class Contract(CommandTest):
                  "dense_heads=-1": "dense_heads", "per_kv_head=2": "per_kv_head",
                  "homo=yes": "homo", "local_right=1": "local_right", "head_first=-1": "head_first",
                  "heads_total=3": "heads_total", "left=5": "left", "sinks=5": "sinks",
+                 "head_ids=": "head_ids", "head_ids=0,1,2": "head_ids", "head_ids=0,x": "head_ids",
+                 "head_ids=0,1,2,3,4": "head_ids", "head_ids=0,1,2,4": "head_ids",
+                 "head_ids=0,1,2,-1": "head_ids", "head_ids=0,1,2,2147483648": "head_ids",
                  "mask=x.npy": "mask", "q_lens=5": "q_len", "kv_lens=5": "kv_len",
                  "kv_split=-1": "kv_split", "batch_invariant=2": "batch_invariant",
                  "tile_rows=-1": "tile_rows"}
@@ -71,6 +74,9 @@ class Contract(CommandTest):
             self.refuse(2, missing, "plan",
                         *[w for w in (*SHAPE, *S2) if not w.startswith(missing)])
         self.refuse(2, "heads", "plan", *SHAPE, *S2, "heads=4")
+        self.refuse(2, "head_first", "plan", *SHAPE, *S2, "head_first=0", "head_ids=0,1,2,3")
+        self.refuse(2, "kv_heads_total", "plan", *SHAPE, *S2, "kv_heads=2", "heads_total=9",
+                    "head_ids=0,1,2,3")
         self.refuse(2, "left", "plan", *SHAPE, "pattern=window")
         self.refuse(2, "mask", "plan", *SHAPE, "pattern=blocks", "block=16")
         self.refuse(2, "block", "plan", *SHAPE, "pattern=blocks", "mask=x.npy")
@@ -161,6 +167,9 @@ class Contract(CommandTest):
                     "head_dim=16", *S2)
         self.refuse(1, "", "plan", "heads=4", "q_len=1000000000000", "batch=1000000", "kv_len=1",
                     "head_dim=16", *S2)
+        for ids in ("0,1,1,0", "0,2,4,5", "4,5,5,4"):
+            self.refuse(1, "tessera plan: head_ids: ", "plan", *SHAPE, *S2, "kv_heads=2",
+                        "heads_total=8", "head_ids=" + ids)
         self.refuse(1, "mask", "plan", *SHAPE, "pattern=blocks", "block=16",
                     "mask=" + self.path("none.npy"))
         self.refuse(1, "kernel", "plan", *SHAPE, *S2, env={"TESSERA_KERNEL": "cpu/nonsense"})

@@ -465,6 +465,8 @@ static const wrong_case wrong_cases[] = {
      "pattern=s2 block=16 local=2 stride=4 dense_heads=1" SHAPE},
     {"pattern=s2 block=16 local=2 stride=8" SHAPE,
      "pattern=s2 block=16 local=2 stride=8 head_first=4 heads_total=8" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=8 head_ids=6,7,1,0 heads_total=8" SHAPE,
+     "pattern=s2 block=16 local=2 stride=8 head_ids=6,7,0,1 heads_total=8" SHAPE},
     {"pattern=s2 block=16 local=2 stride=4 causal=0" SHAPE,
      "pattern=s2 block=16 local=2 local_right=3 stride=4 causal=0" SHAPE},
     {"pattern=dense" SHAPE0, "pattern=dense causal=0" SHAPE0},
