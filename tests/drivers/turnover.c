@@ -130,6 +130,7 @@ static void test_runs_in_flight(void **state) {
     for (int round = 0; round < 3; round++) {
         instance x[AHEAD];
         problem p[AHEAD];
+        tess_plan *later[AHEAD];
         for (int n = 0; n < AHEAD; n++) {
             char line[200], error[256];
             snprintf(line, sizeof line,
@@ -139,9 +140,12 @@ static void test_runs_in_flight(void **state) {
             assert_int_equal(problem_parse(&p[n], line, error, sizeof error), 0);
             assert_ok(instance_create(&x[n], s.device, &p[n], NULL, INSTANCE_GUARDS));
             x[n].run.stream = s.on;
+        }
+        for (int n = 0; n < AHEAD; n++) {
             assert_ok(tess_run(x[n].plan, &x[n].run));
             assert_ok(tess_plan_release_after(x[n].plan, &s.on));
             x[n].plan = NULL;
+            later[n] = plan_of(&s, 39 - 3 * n);
         }
         assert_int_equal(wait_stream(s.stream), 0);
         for (int n = 0; n < AHEAD; n++) {
@@ -151,6 +155,7 @@ static void test_runs_in_flight(void **state) {
             if (!verdict.pass) fail_msg("round %d, plan %d: %s", round, n, verdict.what);
             instance_release(&x[n]);
             problem_free(&p[n]);
+            assert_ok(tess_plan_release_after(later[n], &s.on));
         }
     }
     close_scene(&s);
