@@ -315,7 +315,7 @@ SPOIL(missing_kv_total, d->n_kv_heads = 1; d->heads_total = 7; p->flags = TESS_P
       d->n_kv_heads = 2)
 SPOIL(uneven_kv_total, d->n_kv_heads = 1; d->heads_total = 9; p->flags = TESS_PATTERN_PER_KV_HEAD)
 static const int32_t ids_high[] = {4, 5, 6, 8}, ids_low[] = {-1, 0, 2, 3},
-                     ids_mixed[] = {0, 2, 4, 5}, ids_twice[] = {0, 1, 1, 0},
+                     ids_mixed[] = {0, 2, 4, 5}, ids_twice[] = {0, 1, 0, 1},
                      ids_pair[] = {6, 6, 0, 1}, ids_fine[] = {7, 6, 0, 1};
 static void list_heads(tess_layout_desc *d, const int32_t *ids) {
     d->heads_total = 8;
