@@ -208,7 +208,7 @@ static int run_and_check(instance *x, const problem *p, const measure_limits *li
     start = clock_now();
     while (r->n_samples < MIN_RUNS ||
            (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
-        if (clock_interrupted()) return fail(r, BENCH_SKIPPED, "interrupted");
+        if (clock_interrupted()) return fail(r, BENCH_INTERRUPTED, "interrupted");
         double t = turns ? layers_time(x, turns) : measure_run(x);
         if (isnan(t)) return fail(r, BENCH_FAILED, x->error);
         r->samples[r->n_samples++] = t;
@@ -238,7 +238,7 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
                  text_bytes(have, sizeof have,
                             (double)(host || bytes > limits->host_bytes ? limits->host_bytes
                                                                         : limits->device_bytes)));
-        r->status = BENCH_SKIPPED;
+        r->status = BENCH_MEMORY;
         problem_free(&p);
         return;
     }
@@ -250,7 +250,7 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
     }
     if (status != TESS_OK) {
         /* A kernel that does not take the problem is nothing wrong; everything else is. */
-        fail(r, status == TESS_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED, why);
+        fail(r, status == TESS_ERROR_UNSUPPORTED ? BENCH_REFUSED : BENCH_FAILED, why);
         problem_free(&p);
         return;
     }

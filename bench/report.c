@@ -67,6 +67,10 @@ int report_count(const bench_report *r, int status) {
     return n;
 }
 
+int report_count_skipped(const bench_report *r) {
+    return r->n_results - report_count(r, BENCH_OK) - report_count(r, BENCH_FAILED);
+}
+
 /* Quartile range as a share of the median. */
 static double spread(const bench_result *x) {
     return x->median > 0 ? (x->q3 - x->q1) / x->median : NAN;
@@ -310,7 +314,10 @@ static void ceilings_table(table *t, const bench_report *r) {
             int used = device_ceiling(d, c->unit, c->dtype) == j;
             table_cell(t, "%s", d->id);
             table_cell(t, "%s%s%s", c->unit == BENCH_GEMM ? dtype_name(c->dtype) : "",
-                       c->unit == BENCH_GEMM ? " GEMM" : "copy", used ? " *" : "");
+                       c->unit == BENCH_GEMM   ? " GEMM"
+                       : c->unit == BENCH_COPY ? "copy"
+                                               : "read",
+                       used ? " *" : "");
             table_cell(t, "%s", text_rate(a, sizeof a, c->rate, unit));
             table_cell(t, "%s", text_rate(a, sizeof a, c->best, unit));
             if (c->own_loop)
@@ -350,7 +357,7 @@ static const char legend[] = "plan: median of tess_plan_create; first: first run
                              "batch.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
-    int failed = report_count(r, BENCH_FAILED), skipped = report_count(r, BENCH_SKIPPED);
+    int failed = report_count(r, BENCH_FAILED), skipped = report_count_skipped(r);
     fprintf(f, "%d results checked and measured, %d failed, %d skipped, %.0f s%s\n",
             report_count(r, BENCH_OK), failed, skipped, r->elapsed_seconds,
             r->complete ? "" : " (INTERRUPTED: incomplete)");
@@ -400,7 +407,7 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         fputs(", no time for:", f);
         for (const char *separator = ""; i < r->n_results; i++, separator = ",") {
             const bench_result *y = &r->results[order[i]];
-            if (!same_series(x, y) || y->status != BENCH_SKIPPED || !(y->need_seconds > 0)) break;
+            if (!same_series(x, y) || y->status != BENCH_SLOW || !(y->need_seconds > 0)) break;
             fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len),
                     text_seconds(need, sizeof need, y->need_seconds));
         }

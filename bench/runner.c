@@ -101,7 +101,7 @@ static int skip(session *s, const char *family, const char *line, double need, d
     bench_result *x = new_result(s, family, line);
     if (!x) return -1;
     measure_describe(line, x);
-    x->status = BENCH_SKIPPED;
+    x->status = need > 0 ? BENCH_SLOW : BENCH_REFUSED;
     x->need_seconds = need;
     x->ideal_speedup = ideal;
     snprintf(x->note, sizeof x->note, "%s", why);
