@@ -11,11 +11,11 @@
 #include <tessera/tessera.h>
 
 #include "clock.h"
-#include "html.h"
 #include "json.h"
 #include "line.h"
 #include "machine.h"
 #include "options.h"
+#include "page.h"
 #include "problem.h"
 #include "report.h"
 #include "runner.h"
@@ -252,7 +252,7 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
         else if (i == 2)
             report_markdown(r, f);
         else
-            html_report(r, f);
+            status = page_of_report(r, f, error, sizeof error);
         if (status == 0) status = text_file_close(&files[i], error, sizeof error);
     }
     for (int i = 0; i < N_OUTPUTS && status == 0; i++) {

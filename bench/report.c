@@ -24,7 +24,12 @@ const char *short_ratio(char *buffer, size_t size, double ratio) {
     if (!isfinite(ratio))
         snprintf(buffer, size, "-");
     else
-        snprintf(buffer, size, ratio < 9.995 ? "%.2fx" : ratio < 99.95 ? "%.1fx" : "%.0fx", ratio);
+        snprintf(buffer, size,
+                 ratio < 0.0995  ? "%.2gx"
+                 : ratio < 9.995 ? "%.2fx"
+                 : ratio < 99.95 ? "%.1fx"
+                                 : "%.0fx",
+                 ratio);
     return buffer;
 }
 
