@@ -20,13 +20,14 @@
 #include "report.h"
 #include "runner.h"
 #include "text.h"
+#include "vendors.h"
 
 static const char help[] =
     "usage: tessera bench [SUITE ... | k=v ...] [options]\n\n"
     "Measures attention on every device found. Each number is printed only after its result was "
     "checked against the fp64 reference.\n\n"
-    "  SUITE            default (about 3 minutes), quick (about 30 s), full (an hour), or "
-    "families by name: --list shows them\n"
+    "  SUITE            vendors (the default, 2.5 minutes): the same problems on every device; "
+    "models (3 minutes), quick (30 s), full (an hour), or families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 "
     "head_dim=128 local=8 stride=16 ...\n\n"
     "  --backends LIST  'hardware' (default), 'all' with software emulations, or a comma list of "
@@ -35,6 +36,7 @@ static const char help[] =
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
     "  --budget S       seconds that the suite may take; what would not fit is skipped with a "
     "note\n"
+    "  --energy         measure joules a run as well, half a second for each result\n"
     "  --no-ceilings    do not measure what matrix products and copies reach\n"
     "  --no-planning    do not measure planning times\n"
     "  --json F  --csv F  --md F  --html F    write the results to files, which appear whole or "
@@ -78,7 +80,7 @@ static int parse_budget(const char *text, double *budget) {
 }
 
 static int parse_suites(char **names, size_t n, bench_arguments *a) {
-    static char *standard[] = {"default"};
+    static char *standard[] = {"vendors"};
     if (n == 0) {
         names = standard;
         n = 1;
@@ -90,7 +92,9 @@ static int parse_suites(char **names, size_t n, bench_arguments *a) {
                                names[i]);
         for (size_t k = 0; k < i; k++)
             if (strcmp(names[i], names[k]) == 0) return usage_error("given twice: ", names[i]);
-        int status = suite_expand(names[i], a->dtypes, &a->run.series, &a->run.n_series);
+        int status = strcmp(names[i], "vendors") == 0
+                         ? vendors_lines(a->dtypes, &a->run.lines, &a->run.n_lines)
+                         : suite_expand(names[i], a->dtypes, &a->run.series, &a->run.n_series);
         if (status == -1) return cli_error(CLI_FAILED, "bench", "out of memory");
         if (status == -2) return usage_error("no such suite or family (see --list): ", names[i]);
         if (status == -3)
@@ -147,6 +151,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         KERNELS,
         DTYPE,
         BUDGET,
+        ENERGY,
         NO_CEILINGS,
         NO_PLANNING,
         LIST,
@@ -157,6 +162,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
                                {.name = "kernels", .takes_value = 1},
                                {.name = "dtype", .takes_value = 1},
                                {.name = "budget", .takes_value = 1},
+                               {.name = "energy"},
                                {.name = "no-ceilings"},
                                {.name = "no-planning"},
                                {.name = "list"}};
@@ -170,6 +176,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         return n_words ? usage_error("--list takes no words: ", argv[1]) : CLI_GO_ON;
     }
     a->run.backends = o[BACKENDS].value;
+    a->run.energy = o[ENERGY].given ? 0.5 : 0;
     a->run.ceilings = !o[NO_CEILINGS].given;
     a->run.planning = !o[NO_PLANNING].given;
     a->run.all_kernels = o[KERNELS].given && strcmp(o[KERNELS].value, "all") == 0;
@@ -200,7 +207,12 @@ static void list_families(void) {
             printf(" %s", short_tokens(tokens, sizeof tokens, f->full[k]));
         if (suite_line(&s, f->full[0], f->heads, line, sizeof line) == 0) printf("\n  %s\n", line);
     }
-    puts("\nSuites made of them: quick, default, full.");
+    puts("\nSuites made of them: quick, models, full.\n\nvendors:");
+    bench_line *lines = NULL;
+    int n = 0;
+    if (vendors_lines(NULL, &lines, &n) != 0) n = 0;
+    for (int i = 0; i < n; i++) printf("  %s\n    %s\n", lines[i].title, lines[i].line);
+    free(lines);
 }
 
 /* ------------------------------------------------------------------ results */
@@ -312,5 +324,6 @@ int bench_main(int argc, char **argv) {
     if (status == CLI_GO_ON) status = measure_and_report(&a, &report);
     report_free(&report);
     free(a.run.series);
+    free(a.run.lines);
     return status;
 }

@@ -242,6 +242,7 @@ static void read_status(reader *r, const cJSON *o, bench_result *x) {
     get_text(r, o, "status", 1, status, sizeof status);
     get_text(r, o, "note", 0, x->note, sizeof x->note);
     x->need_seconds = get_number(r, o, "need_seconds", 0, 0, 1e12, 0);
+    x->estimate_seconds = get_number(r, o, "estimate_seconds", 0, 0, 1e12, NAN);
     x->status = status_from_word(status);
     if (r->version == 1 && strcmp(status, "skipped") == 0)
         x->status = x->need_seconds > 0                         ? BENCH_SLOW

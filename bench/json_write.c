@@ -185,6 +185,7 @@ static void write_result(cJSON *o, const bench_result *x) {
     }
     if (x->need_seconds > 0) {
         number(o, "need_seconds", x->need_seconds);
+        number(o, "estimate_seconds", x->estimate_seconds);
         number(o, "ideal_speedup", x->ideal_speedup);
     }
     if (x->status != BENCH_OK) return;

@@ -47,7 +47,7 @@ static DEFINE_ADD(add_result, bench_report, bench_result, results, n_results)
     bench_result *x = add_result(r);
     if (!x) return NULL;
     x->before = x->after = unknown;
-    x->joules = x->compile_seconds = NAN;
+    x->joules = x->compile_seconds = x->estimate_seconds = x->ideal_speedup = NAN;
     return x;
 }
 

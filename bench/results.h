@@ -116,7 +116,8 @@ typedef struct bench_result {
     int heads, heads_total, kv_heads, head_dim;
     int decode, page, compact; /* op=decode, and where K and V lie */
     int backward;              /* op=bwd */
-    double need_seconds;       /* BENCH_SLOW: about what its runs would take; 0 otherwise */
+    double need_seconds;       /* BENCH_SLOW: about what measuring would take; 0 otherwise */
+    double estimate_seconds;   /* BENCH_SLOW: about what one run would take; NaN otherwise */
     /* All below only when status is BENCH_OK. */
     int64_t checked_rows;
     /* f32: NMSE and its bound; 16 bits: greatest difference and the tolerance */

@@ -100,7 +100,7 @@ def missing(index, line, kernel, status, note, need=None, peer="", lines=None):
     result = {"status": status, "note": note, "device": index, "family": family, "kernel": kernel,
               "peer": peer, **shape(line)}
     if need is not None:
-        result.update(need_seconds=need, ideal_speedup=None)
+        result.update(need_seconds=need, estimate_seconds=need / 4, ideal_speedup=None)
     return result
 
 

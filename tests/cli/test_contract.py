@@ -546,7 +546,12 @@ class Contract(CommandTest):
                          ("tessera-bench", 2, True))
         keys = {"machine", "library", "settings", "devices", "planning", "results"}
         self.assertTrue(keys <= report.keys())
-        self.assertGreaterEqual(len(report["results"]), 2)  # the problem and its dense twin
+        sparse, dense = report["results"]  # the problem and its dense twin, in turns
+        self.assertEqual(sparse["rounds"], dense["rounds"])
+        self.assertEqual(len(sparse["samples_seconds"]), sparse["rounds"])
+        self.assertGreaterEqual(sparse["runs"], sparse["rounds"])
+        self.assertEqual(sparse["noisy"], sparse["spread"] > 0.1)
+        self.assertEqual([line["problem"] for line in report["lines"]], [sparse["problem"]])
         with open(self.path("a.csv"), newline="") as file:
             rows = list(csv.reader(file))
         self.assertEqual(len(rows), 1 + len(report["results"]))
@@ -605,6 +610,26 @@ class Contract(CommandTest):
         with open(self.path("old.json"), "w") as file:
             json.dump(report, file)
         self.refuse(1, "results[0].op: ", "compare", self.path("a.json"), self.path("old.json"))
+
+    def test_bench_fixed(self):
+        """Every line of the suite is a result, if only one that says how long it would take."""
+        self.succeed("bench", "--budget", "1", "--dtype", "bf16,f32", *self.BENCH[-4:], "--json",
+                     self.path("a.json"), env={"TESSERA_CPU_THREADS": "1"})
+        with open(self.path("a.json")) as file:
+            report = json.load(file)
+        self.assertEqual(report["suite"], "vendors")
+        self.assertEqual(sorted(line["problem"] for line in report["lines"]),
+                         sorted(result["problem"] for result in report["results"]))
+        slow = [result for result in report["results"] if result["status"] == "slow"]
+        self.assertTrue(slow)
+        for result in slow:
+            self.assertGreater(result["need_seconds"], result["estimate_seconds"])
+            self.assertIn("would take about ", result["note"])
+            self.assertTrue(result["kernel"].startswith("cpu/"))
+            self.assertNotIn("median_seconds", result)
+        for result in report["results"]:
+            self.assertIn(result["status"], ("ok", "slow", "memory"))
+            self.assertEqual(result["heads"], result["heads_total"])  # never cut
 
     def test_bench_refuses(self):
         self.refuse(2, "nonsense", "bench", "nonsense")
