@@ -84,10 +84,10 @@ void matrix_column_line(const matrix *m, int column, char *text, size_t size) {
     if (!c->mean.count) return;
     const matrix_ratio *r = &c->mean.ratio;
     snprintf(part, sizeof part,
-             "; %s (%s .. %s) against %.120s over %d common problems, %d of which differ%s",
+             "; %s (%s .. %s) against %.120s over %d common problem%s, %d of which differ%s",
              short_ratio(a, sizeof a, r->value), short_ratio(low, sizeof low, r->low),
              short_ratio(high, sizeof high, r->high), matrix_base_name(m, column), c->mean.count,
-             c->mean.clear, r->same ? ": no difference" : "");
+             c->mean.count == 1 ? "" : "s", c->mean.clear, r->same ? ": no difference" : "");
     put(text, size, part);
 }
 

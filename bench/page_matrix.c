@@ -81,10 +81,9 @@ static void mean_cell(const matrix *m, const matrix_column *c, FILE *f) {
     } else if (!c->mean.count) {
         fputs("<td>nothing in common</td>", f);
     } else {
-        fprintf(f, "<td><b>%s</b> <small>%s%s to %s, %d common shapes",
-                short_ratio(a, sizeof a, r->value), r->same ? "no difference: " : "",
-                short_ratio(low, sizeof low, r->low), short_ratio(high, sizeof high, r->high),
-                c->mean.count);
+        fprintf(f, "<td><b>%s</b> <small>%s%s to %s, %d common", short_ratio(a, sizeof a, r->value),
+                r->same ? "no difference: " : "", short_ratio(low, sizeof low, r->low),
+                short_ratio(high, sizeof high, r->high), c->mean.count);
         if (m->by_base) {
             fputs(", against ", f);
             write_html_escaped(f, m->columns[c->base].name);
