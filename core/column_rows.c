@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "spare.h"
+
 /* The position of the last key of block m. */
 static int64_t last_key(const tess_column_walk *w, const tess_column_keys *k, int64_t m) {
     if (m + 1 == k->blocks) return k->last;
@@ -24,14 +26,14 @@ void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t s
                    more = *room == 0 ? (size == sizeof(tess_segment) && w->x->turns ? 2 : 1) * least
                                      : *room + *room / 2;
     void *moved = w->status == TESS_OK && more <= SIZE_MAX / size
-                      ? tess_mem_alloc(runtime, (size_t)more * size, 64)
+                      ? tess_spare_take(runtime, (size_t)more * size)
                       : NULL;
     if (!moved) {
         if (w->status == TESS_OK) w->status = tess_columns_no_memory(more * size);
         return NULL;
     }
     if (*room > 0) memcpy(moved, list, (size_t)*room * size);
-    tess_mem_free(runtime, list, (size_t)*room * size);
+    tess_spare_give(runtime, list, (size_t)*room * size);
     *room = more;
     return moved;
 }

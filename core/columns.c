@@ -2,6 +2,7 @@
 #include "columns.h"
 
 #include "column_rows.h"
+#include "spare.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -654,9 +655,9 @@ void tess_columns_release(tess_columns *x) {
     if (!x->runtime) return;
     const tess_layout *layout = x->jobs->tiler->layout;
     const size_t heads = (size_t)layout->n_kv_heads;
-    tess_mem_free(x->runtime, x->places, (size_t)x->places_room * sizeof *x->places);
-    tess_mem_free(x->runtime, x->segments, (size_t)x->segments_room * sizeof *x->segments);
-    tess_mem_free(x->runtime, x->columns, (size_t)x->columns_room * sizeof *x->columns);
+    tess_spare_give(x->runtime, x->places, (size_t)x->places_room * sizeof *x->places);
+    tess_spare_give(x->runtime, x->segments, (size_t)x->segments_room * sizeof *x->segments);
+    tess_spare_give(x->runtime, x->columns, (size_t)x->columns_room * sizeof *x->columns);
     tess_mem_free(x->runtime, x->turn_runs,
                   (size_t)(x->n_maps * x->map_runs) * sizeof *x->turn_runs);
     tess_mem_free(x->runtime, x->maps, x->n_maps * sizeof *x->maps);

@@ -33,6 +33,8 @@ tess_status tess_check_not_negative(const char *function, const char *field, int
  * out of memory or size overflows. */
 void *tess_mem_alloc(tess_runtime *runtime, size_t size, size_t alignment);
 void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size);
+/* Whether that is the C library's. */
+bool tess_mem_is_default(const tess_runtime *runtime);
 
 /* runtime.c: references, and whether the handle comes from before a fork(). */
 void tess_runtime_retain(tess_runtime *runtime);

@@ -26,10 +26,9 @@ static void split_for(tess_split *split, const tess_sequence *sequence) {
 /* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
-    const uint64_t once = TESS_SHORT_PARTS, all = once + TESS_SHORT_TWICE_PARTS;
     if (!split->fixed) return blocks * part / parts;
-    if (split->grows) part += (part > once ? part - once : 0) + (part > all ? 2 * (part - all) : 0);
-    return (uint64_t)smaller(blocks, part * split->length);
+    return (uint64_t)smaller(blocks, split->grows ? tess_short_begin(part, split->length)
+                                                  : part * split->length);
 }
 
 /* The key blocks [begin, end) of `whole`: of each slice, of the interval, and of its masked ends.
@@ -526,18 +525,18 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
 /* ------------------------------------------------------------------ ranges */
 
 uint64_t tess_jobs_ranges(tess_cost_fn *cost_of, const void *context, uint64_t total,
-                          uint64_t limit, uint64_t *start) {
+                          uint64_t limit, uint64_t *start, uint64_t room) {
     uint64_t n = 0, sum = 0;
     for (uint64_t job = 0; job < total; job++) {
         uint64_t cost = cost_of(context, job);
         if (cost == 0) cost = 1;
         if (job == 0 || sum + cost > limit) {
-            if (start) start[n] = job;
+            if (n < room) start[n] = job;
             n++;
             sum = 0;
         }
         sum += cost;
     }
-    if (start) start[n] = total;
+    if (n < room) start[n] = total;
     return n;
 }

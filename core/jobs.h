@@ -25,9 +25,21 @@ typedef struct tess_split {
 
 /* How many parts so many key blocks make, where parts grow (TESS_SHORT_ROWS). */
 static inline uint64_t tess_short_parts(uint64_t blocks, uint64_t length) {
-    const uint64_t once = TESS_SHORT_PARTS, twice = TESS_SHORT_TWICE_PARTS, far = once + 2 * twice,
-                   n = blocks == 0 ? 1 : (blocks - 1) / length + 1;
-    return n <= once ? n : n <= far ? once + (n - once + 1) / 2 : once + twice + (n - far + 3) / 4;
+    uint64_t before = 0, growth = TESS_SHORT_GROWTH(length);
+    while (blocks > TESS_SHORT_PARTS * length) {
+        blocks -= TESS_SHORT_PARTS * length;
+        before += TESS_SHORT_PARTS;
+        length += growth;
+    }
+    return before + (blocks <= length ? 1 : (blocks - 1) / length + 1);
+}
+
+/* Where such a part begins. */
+static inline uint64_t tess_short_begin(uint64_t part, uint64_t length) {
+    const uint64_t longer = part / TESS_SHORT_PARTS, growth = TESS_SHORT_GROWTH(length);
+    return part * length +
+           growth * longer *
+               (TESS_SHORT_PARTS / 2 * (longer ? longer - 1 : 0) + part % TESS_SHORT_PARTS);
 }
 
 /* Consecutive query heads of one kv head and one class. */
@@ -129,9 +141,10 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges);
 typedef uint64_t tess_cost_fn(const void *context, uint64_t n);
 
 /* Cuts `total` jobs into ranges of at most `limit` key blocks, or of a single job. Returns how many
- * there are; with `start` it also writes where they begin and where the last one ends. */
+ * there are, and writes where they begin and where the last one ends, as far as `start` has room.
+ */
 uint64_t tess_jobs_ranges(tess_cost_fn *cost_of, const void *context, uint64_t total,
-                          uint64_t limit, uint64_t *start);
+                          uint64_t limit, uint64_t *start, uint64_t room);
 
 static inline uint64_t tess_job_blocks(const tess_job *job) {
     return (uint64_t)job->left_count + job->interval_blocks + job->right_count;

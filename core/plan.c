@@ -8,6 +8,7 @@
 #include "backward.h"
 #include "choose.h"
 #include "kv_slots.h"
+#include "spare.h"
 #include "split.h"
 #include "step.h"
 
@@ -156,7 +157,10 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
     const uint64_t total = tess_plan_jobs(plan);
     plan->n_ranges = total ? 1 : 0;
     if (limit == 0 || plan->n_ranges == 0) return TESS_OK;
-    const uint64_t n = tess_jobs_ranges(cost_of, plan, total, limit, NULL);
+    /* Mostly there are few, and one walk over the jobs is enough. */
+    uint64_t few[64];
+    const uint64_t room = sizeof few / sizeof *few,
+                   n = tess_jobs_ranges(cost_of, plan, total, limit, few, room);
     if (n == 1) return TESS_OK;
     size_t bytes = (size_t)(n + 1) * sizeof *plan->range_start;
     plan->range_start = tess_mem_alloc(plan->device->runtime, bytes, 64);
@@ -164,8 +168,22 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", in_create,
                          (unsigned long long)n);
     plan->host_bytes += bytes;
-    plan->n_ranges = tess_jobs_ranges(cost_of, plan, total, limit, plan->range_start);
+    plan->n_ranges = n;
+    if (n < room)
+        memcpy(plan->range_start, few, bytes);
+    else
+        (void)tess_jobs_ranges(cost_of, plan, total, limit, plan->range_start, n + 1);
     return TESS_OK;
+}
+
+/* The host's tables. Where the device reads them they live as long as the plan. */
+static void free_tables(tess_plan *plan) {
+    tess_runtime *runtime = plan->device->runtime;
+    const size_t bytes = (size_t)plan->memory.table_bytes;
+    if (plan->device->caps.host_memory)
+        tess_mem_free(runtime, plan->table_memory, bytes);
+    else
+        tess_spare_give(runtime, plan->table_memory, bytes);
 }
 
 /* Moves the tables to the device and frees the host's copy. */
@@ -181,7 +199,7 @@ static tess_status upload(tess_plan *plan) {
     status = tess_device_result(
         device, device->backend->copy(device->native, plan->tables.device,
                                       tess_host_buffer(plan->table_memory, bytes), bytes));
-    tess_mem_free(device->runtime, plan->table_memory, (size_t)bytes);
+    free_tables(plan);
     plan->table_memory = NULL;
     plan->host_bytes -= bytes;
     plan->tables.sequences = NULL;
@@ -225,7 +243,9 @@ static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint64_t
         memory->workspace_bytes > INT64_MAX)
         return tess_unsupported("%s: batch: its tables or its workspace do not fit 64-bit sizes",
                                 in_create);
-    plan->table_memory = tess_mem_alloc(runtime, (size_t)memory->table_bytes, 256);
+    plan->table_memory = plan->device->caps.host_memory
+                             ? tess_mem_alloc(runtime, (size_t)memory->table_bytes, 256)
+                             : tess_spare_take(runtime, (size_t)memory->table_bytes);
     if (!plan->table_memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes",
                          in_create, (unsigned long long)memory->table_bytes);
@@ -452,7 +472,7 @@ static void destroy(tess_plan *plan) {
     }
     tess_mem_free(runtime, plan->range_start,
                   (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
-    tess_mem_free(runtime, plan->table_memory, (size_t)plan->memory.table_bytes);
+    free_tables(plan);
     tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
     tess_mem_free(runtime, plan->first_block, (size_t)plan->first_block_bytes);
     tess_pools_release(&plan->pools, runtime);

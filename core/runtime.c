@@ -71,6 +71,10 @@ void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size) {
         runtime->allocator.free(runtime->allocator.user, pointer, size != 0 ? size : 1);
 }
 
+bool tess_mem_is_default(const tess_runtime *runtime) {
+    return runtime->allocator.alloc == default_alloc;
+}
+
 /* ------------------------------------------------------------------ log */
 
 bool tess_log_wanted(const tess_runtime *runtime, const char *topic) {
@@ -149,6 +153,7 @@ static void runtime_destroy(tess_runtime *runtime) {
     /* After a fork() the mutex may be locked by a thread that does not exist here, and destroying a
      * locked mutex is undefined. */
     if (!tess_runtime_forked(runtime)) pthread_mutex_destroy(&runtime->probing);
+    tess_spare_release(&runtime->spares, runtime, tess_runtime_forked(runtime));
     tess_allocator allocator = runtime->allocator;
     allocator.free(allocator.user, runtime, sizeof *runtime);
 }
@@ -194,6 +199,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     memset(runtime, 0, sizeof *runtime);
     /* unlike pthread_mutex_init() this cannot fail */
     runtime->probing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    runtime->spares = (tess_spares){.lock = PTHREAD_MUTEX_INITIALIZER};
     atomic_init(&runtime->refs, 1);
     runtime->generation = atomic_load_explicit(&generation, memory_order_relaxed);
     runtime->id = atomic_fetch_add_explicit(&last_id, 1, memory_order_relaxed) + 1;

@@ -8,6 +8,7 @@
 #include "backends.h"
 #include "common.h"
 #include "settings.h"
+#include "spare.h"
 #include "tune.h"
 
 struct tess_runtime {
@@ -25,6 +26,7 @@ struct tess_runtime {
     tess_backend_entry *backends;
     size_t backends_bytes;
     uint32_t n_backends;
+    tess_spares spares;
 };
 
 #endif

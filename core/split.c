@@ -18,7 +18,7 @@
 enum {
     MOST_CANDIDATES = 32,
     INVARIANT_KEYS = 4096,  /* keys of a part in batch-invariant mode ... */
-    SHORT_KEYS = 512,       /* ... and of the first ones of a sequence with few rows */
+    SHORT_KEYS = 384,       /* ... and of the first ones of a sequence with few rows */
     BINS = 64,              /* lengths of jobs that are told apart */
     LOADS = 2 * BINS,       /* the parts of a job have at most two lengths */
     LEVELS = LOADS + 1,     /* of workers with equal work; each load adds at most one */

@@ -167,6 +167,8 @@ struct tess_driver_row {
     tess_status (*launch)(tess_driver_device *d, const tess_launch *launch, void *stream);
     /* [NULL: any] tess_kernel_info.most_rows for a problem that it takes, or for the device. */
     uint32_t (*most_rows)(const tess_kernel_key *key);
+    /* [NULL: by the portable kernel] Enqueues merges [launch->first_merge, + n_merges). */
+    tess_status (*merge)(tess_driver_device *d, const tess_launch *launch, void *stream);
 };
 
 /* kernel->state of every row: the functions of a plan. */

@@ -321,7 +321,8 @@ static tess_status read_timer(tess_driver_device *d, void *const *events, double
 static tess_status enqueue(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_row *row = l->kernel->impl;
     if (l->n_jobs) TESS_RETURN_IF_ERROR(row->launch(d, l, stream));
-    return l->n_merges ? merge(d, l, stream) : TESS_OK;
+    if (l->n_merges == 0) return TESS_OK;
+    return row->merge ? row->merge(d, l, stream) : merge(d, l, stream);
 }
 
 static tess_status enqueue_timed(tess_driver_device *d, const tess_launch *l, void *stream) {

@@ -129,7 +129,7 @@ static launch_shape shape_for(const tess_driver_device *d, const instance *x,
             if (jobs > room || waves > 2 * groups || !fits) continue;
             return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
         }
-    if (jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
+    if (least.groups > 2 && jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
         return shape_of(d, x, least.groups - 1, TESS_DECODE_WARPS);
     return least;
 }
@@ -193,7 +193,17 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     state->groups = by.groups;
     state->warps = by.warps;
     state->stages = by.stages;
-    return TESS_OK;
+    snprintf(name, sizeof name, "tess_decode_merge_%s", tess_portable_dtype(key->dtype));
+    const tess_status status = tess_driver_function(
+        d, CUDA_DECODE_MODULE, tess_cuda_image(d, tess_cuda_decode_images), name, &state->merge);
+    if (status != TESS_OK) tess_driver_state_release(kernel);
+    return status;
+}
+
+/* What the forward kernel and the merge are given alike. */
+static void fill_args(const tess_launch *l, uint64_t done, uint64_t items, tess_decode_args *args) {
+    CUDA_FORWARD_ARGS(args, l, done, items);
+    args->scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
 }
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -206,11 +216,10 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         const uint32_t groups =
             (uint32_t)(l->tables->has_step && items > workers ? workers : items);
         tess_decode_args args;
-        CUDA_FORWARD_ARGS(&args, l, done, items);
+        fill_args(l, done, items, &args);
         if (l->head_dim * (int32_t)x->element % 16 != 0) args.wide &= ~2u; /* half a unit */
         args.warps = by.warps;
         args.stages = by.stages;
-        args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         args.k_scale = tess_driver_address(&l->tensor[TESS_ROLE_K_SCALE].buffer);
         args.v_scale = tess_driver_address(&l->tensor[TESS_ROLE_V_SCALE].buffer);
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
@@ -223,5 +232,35 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     return TESS_OK;
 }
 
+/* Rows that a thread block merges at a time: one, unless that makes more blocks than run at a time.
+ * Which rows a block has changes no bits. */
+static uint32_t merge_rows(const tess_driver_device *d, const tess_launch *l) {
+    const uint32_t fit = 4 * TESS_DECODE_MERGE_THREADS / (uint32_t)l->head_dim,
+                   many = fit < TESS_DECODE_MERGE_ROWS ? fit : TESS_DECODE_MERGE_ROWS;
+    return l->n_merges * l->partial_rows > 2 * units_of(d) ? many : 1;
+}
+
+static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    const uint64_t rows = merge_rows(d, l),
+                   pieces = l->partial_rows > 0 ? (l->partial_rows - 1) / rows + 1 : 1,
+                   workers = TESS_DECODE_MERGE_GROUPS * units_of(d), most = INT32_MAX / pieces;
+    for (uint64_t done = 0; done < l->n_merges;) {
+        const uint64_t items = l->n_merges - done < most ? l->n_merges - done : most,
+                       groups = items * pieces;
+        tess_decode_args args;
+        fill_args(l, 0, 0, &args);
+        tess_portable_merge_args(l, done, items, 1, &args.common);
+        args.warps = (uint32_t)rows;
+        void *parameters[] = {&args};
+        TESS_RETURN_IF_ERROR(tess_driver_start(
+            d, CUDA_DECODE_MODULE, state->merge,
+            (uint32_t)(l->tables->has_step && groups > workers ? workers : groups),
+            TESS_DECODE_MERGE_THREADS, TESS_DECODE_MERGE_SHARED, stream, parameters));
+        done += items;
+    }
+    return TESS_OK;
+}
+
 const tess_driver_row tess_cuda_decode = {
-    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, most_rows};
+    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, most_rows, merge};

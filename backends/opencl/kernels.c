@@ -8,6 +8,8 @@
 #include "inflate.h"
 #include "opencl.h"
 
+extern const tess_backend tess_opencl_backend;
+
 /* Made at build time from kernels/portable.cl and so on, deflated. */
 extern const unsigned char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[],
     tess_opencl_step[], tess_opencl_backward[];
@@ -37,8 +39,7 @@ static const opencl_row kernels[] = {
      {"tess_forward", "tess_merge"},
      &tess_opencl_nv_mma_row,
      0},
-    /* Nobody has run it on such a device. */
-    {{TESS_OP_FORWARD, "intel_dpas", TESS_KERNEL_ONLY_NAMED},
+    {{TESS_OP_FORWARD, "intel_dpas", 0},
      NULL,
      {"tess_forward", "tess_merge"},
      &tess_opencl_intel_dpas_row,
@@ -60,6 +61,7 @@ static const opencl_row kernels[] = {
     {{TESS_OP_PREPARE, "prepare", 0}, NULL, {"tess_prepare"}, NULL, 0},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels, OPENCL_FEW = OPENCL_VARIANTS - 1 };
+_Static_assert((int)ROWS <= (int)TESS_CHECK_MOST_ROWS, "each row has a place for its check");
 
 enum { MOST_SETS = 1024, PAGING_SETS = 4, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
@@ -463,12 +465,56 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     return TESS_OK;
 }
 
+/* ------------------------------------------------------------------ self-checks */
+
+/* For a check, which looks for the row that takes the key. */
+static tess_status prepare_for_check(void *device, uint32_t index, const tess_kernel_key *key,
+                                     tess_kernel *kernel) {
+    opencl_device *d = device;
+    char why[256];
+    const char *refusal = refuses(d, &kernels[index], key, why, sizeof why);
+    if (refusal) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "%s", refusal);
+    return prepare(d, index, key, kernel);
+}
+
+static void source_of(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key, char *text,
+                      size_t size) {
+    const opencl_matrix_row *matrix = kernels[row].matrix;
+    (void)dtype, (void)text, (void)size;
+    *key = key_of(device, matrix->source, *matrix->source_size, "");
+}
+
+static uint32_t row_named(const char *name) {
+    uint32_t n = 0;
+    while (kernels[n].head.op != TESS_OP_FORWARD || strcmp(kernels[n].head.name, name) != 0) n++;
+    return n;
+}
+
+static tess_check_subject subject_of(opencl_device *d, uint32_t index) {
+    return (tess_check_subject){.host = d->host,
+                                .backend = &tess_opencl_backend,
+                                .device = d,
+                                .checks = &d->checks,
+                                .may_run = d->may_check,
+                                .row = index,
+                                .name = kernels[index].head.name,
+                                .references = {row_named("portable"), row_named("portable_small")},
+                                .prepare = prepare_for_check,
+                                .code = source_of};
+}
+
 tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                                tess_kernel_info *info, tess_kernel *kernel) {
     if (index >= ROWS) return TESS_ERROR_INVALID;
+    opencl_device *d = device;
     const opencl_row *row = &kernels[index];
-    const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
+    const int checks =
+        row->matrix && (!row->matrix->proved_on || row->matrix->proved_on != d->vendor);
+    const tess_check_subject subject = subject_of(d, index);
+    const char *why = refuses(d, row, key, info->reason, sizeof info->reason);
+    if (!why && checks) why = tess_check_failure(&subject, info->reason, sizeof info->reason);
     info->most_rows = row->most_rows;
     if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
-    return prepare(device, index, key, kernel);
+    if (checks) TESS_RETURN_IF_ERROR(tess_self_check(&subject, key));
+    return prepare(d, index, key, kernel);
 }

@@ -15,7 +15,7 @@ typedef struct shape {
     uint32_t tiles, keys, held;
 } shape;
 
-enum { THREADS = 128, SHAPES = 3, LEAST_MAJOR = 8 };
+enum { THREADS = 128, SHAPES = 3, LEAST_MAJOR = 8, VENDOR_NVIDIA = 0x10de };
 static const shape shapes[SHAPES] = {{64, 2, 64, 4}, {128, 2, 32, 5}, {256, 1, 16, 16}};
 _Static_assert((int)SHAPES == (int)TESS_PORTABLE_BUCKETS, "there is a program for each");
 
@@ -86,5 +86,9 @@ static void describe(const opencl_device *d, const tess_kernel_key *key, tess_ke
                  (int)x->head_dim, (unsigned)(64 * x->tiles));
 }
 
-const opencl_matrix_row tess_opencl_nv_mma_row = {tess_opencl_nv_mma, &tess_opencl_nv_mma_size,
-                                                  refuses, instance, describe};
+const opencl_matrix_row tess_opencl_nv_mma_row = {.proved_on = VENDOR_NVIDIA,
+                                                  .source = tess_opencl_nv_mma,
+                                                  .source_size = &tess_opencl_nv_mma_size,
+                                                  .refuses = refuses,
+                                                  .instance = instance,
+                                                  .describe = describe};

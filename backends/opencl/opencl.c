@@ -59,13 +59,13 @@ static tess_status describe(opencl_device *d, const opencl_found *found) {
                                     CL_DRIVER_VERSION};
     for (size_t n = 0; n < 4; n++)
         tess_opencl_text(cl, d->device, what[n], text[n], sizeof text[n]);
+    d->vendor = (uint32_t)tess_opencl_number(cl, d->device, CL_DEVICE_VENDOR_ID, sizeof(cl_uint));
     char platform[256] = "";
     if (cl->clGetPlatformInfo(found->platform, CL_PLATFORM_VERSION, sizeof platform - 1, platform,
                               NULL) != CL_SUCCESS)
         platform[0] = '\0';
     snprintf(d->names[0], sizeof d->names[0], "%s / %s / %s / %u units / vendor %08x", text[0],
-             text[1], text[2], (unsigned)d->compute_units,
-             (unsigned)tess_opencl_number(cl, d->device, CL_DEVICE_VENDOR_ID, sizeof(cl_uint)));
+             text[1], text[2], (unsigned)d->compute_units, (unsigned)d->vendor);
     snprintf(d->names[1], sizeof d->names[1], "%s / %s / %s", found->platform_name, platform,
              text[3]);
     return TESS_OK;
@@ -167,6 +167,7 @@ static void drop(opencl_device *d) {
     if (d->context) d->cl->clReleaseContext(d->context);
     if (d->retained) d->cl->clReleaseDevice(d->device);
     pthread_mutex_destroy(&d->building);
+    tess_checks_destroy(&d->checks);
     d->host->free(d->host, d, sizeof *d);
 }
 
@@ -183,6 +184,8 @@ static tess_status fill(opencl_device *d, uint32_t index, const opencl_found *fo
             return tess_opencl_fail(d->host, "clCreateContext", "no context for the device", code);
         d->device = found->device;
     }
+    /* Nothing runs in an application's context that it did not ask for. */
+    d->may_check = !native || d->queue;
     if (!d->queue) {
         d->queue =
             d->cl->clCreateCommandQueue(d->context, d->device, CL_QUEUE_PROFILING_ENABLE, &code);
@@ -205,6 +208,7 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     d->host = host;
     d->cl = cl;
     pthread_mutex_init(&d->building, NULL);
+    tess_checks_init(&d->checks);
     const tess_status status = fill(d, index, &found, native);
     if (status != TESS_OK) {
         drop(d);

@@ -10,6 +10,7 @@
 #include "paging.h"
 #include "prepare.h"
 #include "row.h"
+#include "self_check.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -51,6 +52,8 @@ typedef struct opencl_device {
     cl_command_queue queue; /* in order */
     uint32_t kind, compute_units, clock_mhz;
     int time_limited; /* a watchdog may stop kernels after some seconds */
+    uint32_t vendor;  /* CL_DEVICE_VENDOR_ID, which most take from the PCI list */
+    int may_check;    /* kernels may check themselves: the device or its queue is not wrapped */
     cl_uint nv[2];    /* NVIDIA's compute capability; 0.0: of another vendor */
     opencl_intel intel;
     size_t most_threads;
@@ -64,6 +67,7 @@ typedef struct opencl_device {
     opencl_program parts[OPENCL_DTYPES];
     opencl_program backward[OPENCL_DTYPES][TESS_PORTABLE_BUCKETS];
     opencl_program step;
+    tess_checks checks; /* of rows that nobody has run on such a device */
 } opencl_device;
 
 /* The entry points, found once for the process; NULL with the reason in `why`. */
@@ -97,6 +101,8 @@ static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
 /* What the table knows of a forward kernel that is for one vendor's matrix units. Its program has
  * tess_forward and tess_merge as well, with the same arguments. */
 typedef struct opencl_matrix_row {
+    /* The vendor on whose devices it has run; 0: on none. On those of others it checks itself. */
+    uint32_t proved_on;
     const unsigned char *source; /* deflated */
     const size_t *source_size;
     /* Why the device cannot run it, or with a key, why it does not take the problem; or NULL. */

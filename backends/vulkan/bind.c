@@ -2,59 +2,6 @@
 /* Descriptors of a launch: each tensor, the plan's tables, and the workspace. */
 #include "launch.h"
 
-/* A buffer of a launch, and the binding that the kernels have for it. */
-typedef struct part {
-    const char *name;
-    const tess_buffer *buffer;
-    uint64_t bytes; /* that the launch touches */
-    uint32_t binding, item;
-} part;
-
-/* Extends what is bound in the part's slot by the part. Descriptors begin at multiples of an
- * alignment. `first` is what was bound there before, or NULL. */
-static tess_status cover(tess_vk_run *run, const part *p, vk_buffer_range *range,
-                         const part *first) {
-    const tess_vk_device *d = run->device;
-    const vk_limits *limits = &d->found.properties.limits;
-    const uint64_t align = limits->min_storage_align > 4 ? limits->min_storage_align : 4;
-    const uint32_t most = limits->max_storage_range;
-    const int alone = !first || p->bytes > most;
-    uint64_t start = p->buffer->offset / align * align, end = p->buffer->offset + p->bytes;
-    if (first && range->buffer != p->buffer->handle)
-        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
-                             "%s: must be in the VkBuffer of %s: they share a binding, since "
-                             "maxPerStageDescriptorStorageBuffers is %u, and all apart are %d",
-                             p->name, first->name, limits->max_stage_storage_buffers,
-                             TESS_STORAGE_BUFFERS);
-    if (!alone) {
-        start = range->offset < start ? range->offset : start;
-        end = range->offset + range->range > end ? range->offset + range->range : end;
-    }
-    if (p->bytes > most || end - start > most)
-        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
-                             "%s: its elements%s span %llu bytes, and maxStorageBufferRange is %u",
-                             p->name, alone ? "" : " and what shares their binding",
-                             (unsigned long long)(end - start), most);
-    *range = (vk_buffer_range){p->buffer->handle, start, end - start};
-    return TESS_OK;
-}
-
-/* Binds all parts; what an element is away from the start of its range becomes an index. */
-static tess_status bind(tess_vk_run *run, const part *parts, uint32_t count) {
-    const uint8_t *slots = run->device->slots[tess_vk_family(run->launch->op)];
-    const part *first[TESS_BINDINGS] = {NULL};
-    for (uint32_t n = 0; n < count; n++) {
-        const uint32_t slot = slots[parts[n].binding];
-        TESS_RETURN_IF_ERROR(cover(run, &parts[n], &run->ranges[slot], first[slot]));
-        if (!first[slot]) first[slot] = &parts[n];
-    }
-    for (uint32_t n = 0; n < count; n++)
-        run->at[parts[n].binding] =
-            (tess_arg_i64)((parts[n].buffer->offset - run->ranges[slots[parts[n].binding]].offset) /
-                           parts[n].item);
-    return TESS_OK;
-}
-
 /* Whether the stride between batch entries of a tensor is used. */
 static int has_batches(const tess_launch *l, uint32_t role) {
     const int is_pool = tess_is_paging(l->op) && (role == TESS_ROLE_K || role == TESS_ROLE_V);
@@ -83,7 +30,54 @@ static tess_status check_pairs(const tess_vk_run *run, const char *name, uint32_
     return TESS_OK;
 }
 
-static int is_bound(const part *p) { return p->buffer->kind != TESS_BUFFER_NONE && p->bytes; }
+static int is_bound(const tess_vk_part *p) {
+    return p->buffer->kind != TESS_BUFFER_NONE && p->bytes;
+}
+
+/* Whether a place of attention's holds keys. In backward others take some of them: see places[] in
+ * common/backward.c. */
+static int is_of_keys(const tess_launch *l, uint32_t role) {
+    if (role == TESS_ROLE_K || role == TESS_ROLE_V || role == TESS_ROLE_V_SCALE) return 1;
+    if (l->op == TESS_OP_BACKWARD) return role == TESS_ROLE_LSE && l->stage == TESS_STAGE_COLUMNS;
+    return role == TESS_ROLE_K_SCALE;
+}
+
+/* How a tensor of attention is cut. Pools have no sequences, those by slot no kv heads either, and
+ * nobody needs a part of a block table. */
+static void find_steps(const tess_vk_run *run, uint32_t role, tess_vk_part *p) {
+    const tess_launch *l = run->launch;
+    const tess_tensor *t = &l->tensor[role];
+    const int keys = is_of_keys(l, role), is_pool = keys && (l->page || l->compact);
+    const uint64_t heads = keys ? 1 : l->group, item = p->item;
+    if (role == TESS_ROLE_BLOCK_TABLE || (is_pool && l->compact)) return;
+    p->step[VK_BY_KV_HEAD] = heads * (uint64_t)t->stride_head * item;
+    if (is_pool) return;
+    const int has_sequences = has_batches(l, role);
+    if (has_sequences) p->step[VK_BY_SEQUENCE] = (uint64_t)t->stride_batch * item;
+    /* Keys of a padded batch begin at its sequences. */
+    if (!keys) p->step[VK_BY_ROW] = (uint64_t)t->stride_token * item;
+    if (keys && !has_sequences) p->step[VK_BY_KEY] = (uint64_t)t->stride_token * item;
+    p->tokens = (uint64_t)(keys ? l->kv_tokens : l->q_tokens);
+    p->token_bytes = (uint64_t)t->stride_token * item;
+    p->last_bytes = ((heads - 1) * (uint64_t)t->stride_head + (uint64_t)l->head_dim) * item;
+}
+
+/* What there is of each unit, all of it in one window. Rows and keys are cut where they can be
+ * counted in 32 bits, and where it is known how many a job may need. */
+static void find_units(tess_vk_run *run) {
+    const tess_launch *l = run->launch;
+    const tess_vk_state *s = run->state;
+    for (int n = 0; n < VK_UNITS; n++) run->units[n] = (tess_vk_unit){1, 1, 0};
+    if (l->op != TESS_OP_FORWARD && l->op != TESS_OP_BACKWARD) return;
+    run->units[VK_BY_SEQUENCE].all = l->batch > l->kv_batch ? l->batch : l->kv_batch;
+    run->units[VK_BY_KV_HEAD].all = l->n_heads / l->group;
+    const uint64_t reach = l->stage == TESS_STAGE_COLUMNS ? s->most_rows : l->kernel->tile_rows;
+    if (reach && l->q_tokens > 0 && l->q_tokens < INT32_MAX)
+        run->units[VK_BY_ROW] = (tess_vk_unit){(uint32_t)l->q_tokens, 0, reach};
+    if (s->most_keys && l->kv_tokens > 0 && l->kv_tokens < INT32_MAX)
+        run->units[VK_BY_KEY] = (tess_vk_unit){(uint32_t)l->kv_tokens, 0, s->most_keys};
+    for (int n = 0; n < VK_UNITS; n++) run->units[n].window = run->units[n].all;
+}
 
 _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
                    TESS_BINDINGS == TESS_BIND_TENSORS + TESS_PORTABLE_TENSORS &&
@@ -93,6 +87,7 @@ _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
 tess_status tess_vk_bind(tess_vk_run *run) {
     const tess_launch *l = run->launch;
     const tess_portable_tensor *tensors = tess_portable_tensors;
+    const int is_attention = l->op == TESS_OP_FORWARD || l->op == TESS_OP_BACKWARD;
     uint32_t count = TESS_PORTABLE_TENSORS;
     if (tess_is_paging(l->op)) {
         tensors = tess_paging_tensors;
@@ -101,44 +96,60 @@ tess_status tess_vk_bind(tess_vk_run *run) {
         tensors = tess_prepare_tensors;
         count = TESS_PREPARE_TENSORS;
     }
-    part parts[TESS_BINDINGS];
-    uint32_t n_parts = 0;
+    find_units(run);
     for (uint32_t n = 0; n < count; n++) {
         const tess_portable_tensor *t = &tensors[n];
         const tess_tensor *tensor = &l->tensor[t->role];
-        const part p = {tess_portable_name(l, t), &tensor->buffer, l->bytes[t->role],
-                        TESS_BIND_TENSORS + n, tess_portable_item(l, t)};
+        tess_vk_part p = {.name = tess_portable_name(l, t),
+                          .buffer = &tensor->buffer,
+                          .bytes = l->bytes[t->role],
+                          .binding = TESS_BIND_TENSORS + n,
+                          .item = tess_portable_item(l, t)};
         if (!is_bound(&p)) continue;
         if (p.item == 2 && !run->device->found.storage_16bit)
             TESS_RETURN_IF_ERROR(check_pairs(run, p.name, t->role));
-        parts[n_parts++] = p;
+        if (is_attention) find_steps(run, t->role, &p);
+        run->parts[run->n_parts++] = p;
     }
-    const part own[] = {
-        {"tables of the plan", &l->tables->device, l->tables->device.size, TESS_BIND_TABLES, 4},
-        {tess_portable_workspace_name(l), &l->workspace, l->workspace_bytes, TESS_BIND_WORKSPACE,
-         4}};
+    const tess_vk_part own[] = {{.name = "tables of the plan",
+                                 .buffer = &l->tables->device,
+                                 .bytes = l->tables->device.size,
+                                 .binding = TESS_BIND_TABLES,
+                                 .item = 4},
+                                {.name = tess_portable_workspace_name(l),
+                                 .buffer = &l->workspace,
+                                 .bytes = l->workspace_bytes,
+                                 .binding = TESS_BIND_WORKSPACE,
+                                 .item = 4}};
     for (size_t n = 0; n < sizeof own / sizeof *own; n++)
-        if (is_bound(&own[n])) parts[n_parts++] = own[n];
-    return bind(run, parts, n_parts);
+        if (is_bound(&own[n])) run->parts[run->n_parts++] = own[n];
+    return tess_vk_choose_windows(run);
 }
 
 /* Every binding needs a buffer, also those that this launch does not read: they get the tables, or
  * without a plan the first buffer that there is. The parameters of the run were bound when the plan
  * was made. */
-void tess_vk_write_set(const tess_vk_run *run) {
+static void write_set(const tess_vk_run *run, vk_handle set, const vk_buffer_range *ranges) {
     const tess_vk_device *d = run->device;
     vk_write_set writes[TESS_STORAGE_BUFFERS];
     uint32_t count = 0, other = TESS_BIND_TABLES;
-    while (!run->ranges[other].buffer && other < d->storage_buffers) other++;
+    while (!ranges[other].buffer && other < d->storage_buffers) other++;
     for (uint32_t n = 0; n <= d->storage_buffers; n++) {
         if (n == TESS_BIND_ARGS) continue;
-        writes[count++] =
-            (vk_write_set){.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
-                           .set = run->resources->set,
-                           .binding = n,
-                           .count = 1,
-                           .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
-                           .buffers = &run->ranges[run->ranges[n].buffer ? n : other]};
+        writes[count++] = (vk_write_set){.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
+                                         .set = set,
+                                         .binding = n,
+                                         .count = 1,
+                                         .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
+                                         .buffers = &ranges[ranges[n].buffer ? n : other]};
     }
     d->vk.UpdateDescriptorSets(d->device, count, writes, 0, NULL);
+}
+
+void tess_vk_write_sets(const tess_vk_run *run) {
+    tess_vk_bound bound;
+    for (uint32_t n = 0; n < run->windows; n++) {
+        tess_vk_bind_window(run, n, &bound);
+        write_set(run, run->resources->sets[n], bound.ranges);
+    }
 }

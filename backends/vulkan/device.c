@@ -136,9 +136,11 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
 
 /* Destroys what exists so far. A stuck device keeps its Vulkan objects: they may be in use. */
 static void destroy(tess_vk_device *d) {
+    tess_vk_states_close(d);
     tess_vk_memory_close(d);
     if (!atomic_load(&d->stuck)) {
         if (d->device && d->vk.DestroyDevice) {
+            tess_vk_copier_close(d);
             tess_vk_pipelines_close(d);
             if (!d->wrapped) d->vk.DestroyDevice(d->device, NULL);
         }
@@ -147,8 +149,10 @@ static void destroy(tess_vk_device *d) {
     pthread_mutex_destroy(&d->queue_lock);
     pthread_mutex_destroy(&d->memory_lock);
     pthread_mutex_destroy(&d->fence_lock);
+    pthread_mutex_destroy(&d->spare_lock);
     pthread_mutex_destroy(&d->copy_lock);
     pthread_mutex_destroy(&d->pipeline_lock);
+    tess_checks_destroy(&d->checks);
     d->host->free(d->host, d, sizeof *d);
 }
 
@@ -160,8 +164,10 @@ tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *nati
     pthread_mutex_init(&d->queue_lock, NULL);
     pthread_mutex_init(&d->memory_lock, NULL);
     pthread_mutex_init(&d->fence_lock, NULL);
+    pthread_mutex_init(&d->spare_lock, NULL);
     pthread_mutex_init(&d->copy_lock, NULL);
     pthread_mutex_init(&d->pipeline_lock, NULL);
+    tess_checks_init(&d->checks);
     tess_status status = native ? wrap(d, native) : open_index(d, index);
     if (status == TESS_OK) {
         d->vk.GetPhysicalDeviceMemoryProperties(d->found.physical, &d->memory);

@@ -41,7 +41,7 @@ tess_status tess_vk_launch(void *device, const tess_launch *l) {
     TESS_RETURN_IF_ERROR(tess_vk_resources_take(run.state, &run.index));
     run.resources = &run.state->resources[run.index];
     split(&run);
-    tess_vk_write_set(&run);
+    tess_vk_write_sets(&run);
     if (!run.target.commands) return tess_vk_submit_run(&run);
     tess_vk_record(&run);
     return TESS_OK;

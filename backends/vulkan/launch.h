@@ -4,7 +4,8 @@
  *
  *   launch.c      the order of the steps
  *   stream.c      the application's stream -> where the commands go
- *   bind.c        tensors, tables, workspace -> descriptors, and indices within them
+ *   bind.c        tensors, tables, workspace -> descriptors
+ *   windows.c     how much is bound at a time, and indices within that
  *   parameters.c  dispatches -> tess_args in the run's parameters
  *   record.c      commands of a run: parameters, barriers, dispatches
  *   submit.c      command buffers of the run -> the queue; device_seconds
@@ -32,14 +33,48 @@ typedef struct tess_vk_target {
     tess_vulkan_record record;
 } tess_vk_target;
 
+/* What windows cut (windows.c), in the order in which it is tried. Rows are those with which jobs
+ * begin, and keys those before which packed sequences end. */
+enum { VK_BY_SEQUENCE, VK_BY_ROW, VK_BY_KEY, VK_BY_KV_HEAD, VK_UNITS };
+typedef struct tess_vk_unit {
+    uint32_t all, window;
+    uint64_t reach; /* rows and keys: what jobs need besides those of the window */
+} tess_vk_unit;
+
+/* A buffer of a launch, and the binding that the kernels have for it. */
+typedef struct tess_vk_part {
+    const char *name;
+    const tess_buffer *buffer;
+    uint64_t bytes; /* that the launch touches */
+    uint32_t binding, item;
+    uint64_t step[VK_UNITS]; /* bytes from one of each unit to the next; 0: it is not cut there */
+    /* Of a sequence, 0: not known. Bytes from one token to the next, and of a kv head's last. */
+    uint64_t tokens, token_bytes, last_bytes;
+} tess_vk_part;
+
+/* What is bound at a time: of each unit [first, end), and by TESS_BIND_* the ranges, and the index
+ * of each tensor's first element in its range (below 0 where the range begins behind it). */
+typedef struct tess_vk_bound {
+    uint32_t first[VK_UNITS], end[VK_UNITS];
+    vk_buffer_range ranges[TESS_BINDINGS];
+    tess_arg_i64 at[TESS_BINDINGS];
+} tess_vk_bound;
+
+/* The parameters of a dispatch, as dialect_glsl.h has them. */
+typedef struct tess_vk_parameters {
+    tess_args args;
+    _Alignas(16) uint32_t bound[2 * VK_UNITS];
+} tess_vk_parameters;
+
 typedef struct tess_vk_run {
     tess_vk_device *device;
     const tess_launch *launch;
     tess_vk_state *state;
     tess_vk_target target;
-    /* By TESS_BIND_*: what is bound, and the index of the first element in it. */
-    vk_buffer_range ranges[TESS_BINDINGS];
-    tess_arg_i64 at[TESS_BINDINGS];
+    tess_vk_part parts[TESS_BINDINGS];
+    uint32_t n_parts;
+    tess_vk_unit units[VK_UNITS];
+    uint32_t windows;
     uint32_t submissions;
     uint64_t jobs;  /* of each submission but the last */
     uint32_t index; /* of the resources */
@@ -49,14 +84,19 @@ typedef struct tess_vk_run {
 /* stream.c */
 tess_status tess_vk_read_stream(tess_vk_run *run);
 
-/* bind.c */
+/* bind.c: what a launch binds. */
 tess_status tess_vk_bind(tess_vk_run *run);
-void tess_vk_write_set(const tess_vk_run *run);
+void tess_vk_write_sets(const tess_vk_run *run);
 
-/* parameters.c: the forward dispatches are numbered as the submissions are; the merge is last. */
+/* windows.c: how much of it at a time. */
+tess_status tess_vk_choose_windows(tess_vk_run *run);
+void tess_vk_bind_window(const tess_vk_run *run, uint32_t window, tess_vk_bound *bound);
+
+/* parameters.c: the forward dispatches of a window are numbered as the submissions are; the merge
+ * is last. */
 uint64_t tess_vk_submission_jobs(const tess_vk_run *run, uint32_t submission);
 uint32_t tess_vk_merge_number(const tess_vk_run *run);
-uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t dispatch);
+uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t window, uint32_t dispatch);
 void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands);
 
 /* record.c: a run is its begin, the jobs of each submission, and its end. */

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the device, copies, and waiting. */
+/* Memory of the device, and waiting. */
 #include <string.h>
 
 #include "vk.h"
-
-enum { STAGING_BYTES = 8 << 20 };
 
 /* ------------------------------------------------------------------ waiting */
 
@@ -197,142 +195,6 @@ tess_status tess_vk_free(void *device, tess_buffer *buffer) {
     return TESS_OK;
 }
 
-/* ------------------------------------------------------------------ copies */
-
-/* The first copy creates the staging buffer and the command buffer. */
-static tess_status make_copier(tess_vk_device *d) {
-    static const uint32_t cached[] = {TVK_MEMORY_HOST_VISIBLE | TVK_MEMORY_HOST_COHERENT |
-                                          TVK_MEMORY_HOST_CACHED,
-                                      TVK_MEMORY_HOST_VISIBLE | TVK_MEMORY_HOST_COHERENT};
-    const vk_command_pool_create_info pool = {.type = TVK_TYPE_COMMAND_POOL_CREATE_INFO,
-                                              .flags = TVK_COMMAND_POOL_RESET_BUFFER,
-                                              .family = d->found.family};
-    const vk_fence_create_info fence = {.type = TVK_TYPE_FENCE_CREATE_INFO};
-    vk_result result = TVK_SUCCESS;
-    const char *call = "vkCreateCommandPool";
-    if (!d->copy_pool &&
-        (result = d->vk.CreateCommandPool(d->device, &pool, NULL, &d->copy_pool)) != TVK_SUCCESS)
-        d->copy_pool = 0;
-    if (result == TVK_SUCCESS && !d->copy_commands) {
-        const vk_commands_allocate_info allocate = {
-            .type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .pool = d->copy_pool, .count = 1};
-        call = "vkAllocateCommandBuffers";
-        if ((result = d->vk.AllocateCommandBuffers(d->device, &allocate, &d->copy_commands)) !=
-            TVK_SUCCESS)
-            d->copy_commands = NULL;
-    }
-    if (result == TVK_SUCCESS && !d->copy_fence) {
-        call = "vkCreateFence";
-        if ((result = d->vk.CreateFence(d->device, &fence, NULL, &d->copy_fence)) != TVK_SUCCESS)
-            d->copy_fence = 0;
-    }
-    if (result != TVK_SUCCESS) return tess_vk_fail(d->host, result, call, "for copies");
-    if (d->staging.buffer) return TESS_OK;
-    return tess_vk_memory_create(d, STAGING_BYTES,
-                                 TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST, cached, 2,
-                                 &d->staging);
-}
-
-/* Copies on the queue and waits. */
-static tess_status copy_chunk(tess_vk_device *d, vk_handle source, uint64_t from,
-                              vk_handle destination, uint64_t to, uint64_t bytes) {
-    const vk_begin_info begin = {.type = TVK_TYPE_COMMAND_BUFFER_BEGIN_INFO,
-                                 .flags = TVK_ONE_TIME_SUBMIT};
-    const vk_memory_barrier before = {.type = TVK_TYPE_MEMORY_BARRIER,
-                                      .source = TVK_ACCESS_SHADER_WRITE | TVK_ACCESS_TRANSFER_WRITE,
-                                      .destination =
-                                          TVK_ACCESS_TRANSFER_READ | TVK_ACCESS_TRANSFER_WRITE};
-    const vk_memory_barrier after = {.type = TVK_TYPE_MEMORY_BARRIER,
-                                     .source = TVK_ACCESS_TRANSFER_WRITE,
-                                     .destination = TVK_ACCESS_HOST_READ | TVK_ACCESS_SHADER_READ};
-    const vk_buffer_copy region = {from, to, bytes};
-    const vk_submit_info submit = {
-        .type = TVK_TYPE_SUBMIT_INFO, .commands_count = 1, .commands = &d->copy_commands};
-    const vk_commands commands = d->copy_commands;
-    const char *call = "vkBeginCommandBuffer";
-    vk_result result = d->vk.BeginCommandBuffer(commands, &begin);
-    if (result == TVK_SUCCESS) {
-        d->vk.CmdPipelineBarrier(commands, TVK_STAGE_COMPUTE | TVK_STAGE_TRANSFER,
-                                 TVK_STAGE_TRANSFER, 0, 1, &before, 0, NULL, 0, NULL);
-        d->vk.CmdCopyBuffer(commands, source, destination, 1, &region);
-        d->vk.CmdPipelineBarrier(commands, TVK_STAGE_TRANSFER, TVK_STAGE_HOST | TVK_STAGE_COMPUTE,
-                                 0, 1, &after, 0, NULL, 0, NULL);
-        call = "vkEndCommandBuffer";
-        result = d->vk.EndCommandBuffer(commands);
-    }
-    if (result == TVK_SUCCESS) {
-        /* Reset before the submission: no failure may leave the fence signalled for the next. */
-        call = "vkResetFences";
-        result = d->vk.ResetFences(d->device, 1, &d->copy_fence);
-    }
-    if (result == TVK_SUCCESS) {
-        call = "vkQueueSubmit";
-        result = tess_vk_submit(d, d->queue, 1, &submit, d->copy_fence);
-    }
-    if (result == TVK_SUCCESS) {
-        call = "vkWaitForFences";
-        result = tess_vk_wait_fence(d, d->copy_fence);
-    }
-    return result == TVK_SUCCESS ? TESS_OK : tess_vk_fail(d->host, result, call, "copying");
-}
-
-/* Where the host sees a buffer: host memory, or a mapped allocation of ours; NULL elsewhere. */
-static char *host_view(tess_vk_device *d, const tess_buffer *buffer) {
-    char *found = NULL;
-    if (buffer->kind == TESS_BUFFER_HOST) return (char *)(uintptr_t)buffer->handle + buffer->offset;
-    pthread_mutex_lock(&d->memory_lock);
-    for (const tess_vk_memory *m = d->allocations; m && !found; m = m->next)
-        if (m->buffer == buffer->handle && m->mapped) found = m->mapped + buffer->offset;
-    pthread_mutex_unlock(&d->memory_lock);
-    return found;
-}
-
-static tess_status copy_staged(tess_vk_device *d, const tess_buffer *destination,
-                               const tess_buffer *source, uint64_t bytes) {
-    const int up = source->kind == TESS_BUFFER_HOST, down = destination->kind == TESS_BUFFER_HOST;
-    if (!up && !down)
-        return copy_chunk(d, source->handle, source->offset, destination->handle,
-                          destination->offset, bytes);
-    for (uint64_t done = 0; done < bytes;) {
-        const uint64_t chunk = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
-        if (up) {
-            memcpy(d->staging.mapped,
-                   (const char *)(uintptr_t)source->handle + source->offset + done, (size_t)chunk);
-            TESS_RETURN_IF_ERROR(copy_chunk(d, d->staging.buffer, 0, destination->handle,
-                                            destination->offset + done, chunk));
-        } else {
-            TESS_RETURN_IF_ERROR(
-                copy_chunk(d, source->handle, source->offset + done, d->staging.buffer, 0, chunk));
-            memcpy((char *)(uintptr_t)destination->handle + destination->offset + done,
-                   d->staging.mapped, (size_t)chunk);
-        }
-        done += chunk;
-    }
-    return TESS_OK;
-}
-
-tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer source,
-                         uint64_t bytes) {
-    tess_vk_device *d = device;
-    if (atomic_load(&d->stuck))
-        return d->host->fail(d->host, TESS_ERROR_NATIVE,
-                             "vkWaitForFences: the device did not answer in an earlier call");
-    char *to = host_view(d, &destination);
-    const char *from = host_view(d, &source);
-    if (to && from) {
-        const vk_result result = tess_vk_drain(d, VK_WAIT_LIMIT_NS);
-        if (result != TVK_SUCCESS)
-            return tess_vk_fail(d->host, result, "vkWaitForFences", "before a copy");
-        memcpy(to, from, (size_t)bytes);
-        return TESS_OK;
-    }
-    pthread_mutex_lock(&d->copy_lock);
-    tess_status status = make_copier(d);
-    if (status == TESS_OK) status = copy_staged(d, &destination, &source, bytes);
-    pthread_mutex_unlock(&d->copy_lock);
-    return status;
-}
-
 /* Destroys what this file made. The device is idle, or stuck, and then only our memory goes. */
 void tess_vk_memory_close(tess_vk_device *d) {
     const int alive = d->device && d->vk.DestroyDevice && !atomic_load(&d->stuck);
@@ -348,8 +210,4 @@ void tess_vk_memory_close(tess_vk_device *d) {
         if (alive) d->vk.DestroyFence(d->device, f->fence, NULL);
         d->host->free(d->host, f, sizeof *f);
     }
-    if (!alive) return;
-    tess_vk_memory_destroy(d, &d->staging);
-    if (d->copy_fence) d->vk.DestroyFence(d->device, d->copy_fence, NULL);
-    if (d->copy_pool) d->vk.DestroyCommandPool(d->device, d->copy_pool, NULL);
 }

@@ -8,7 +8,7 @@
 
 #include "launch.h"
 
-_Static_assert(sizeof(tess_args) % 4 == 0 && sizeof(tess_args) <= 65536,
+_Static_assert(sizeof(tess_vk_parameters) % 4 == 0 && sizeof(tess_vk_parameters) <= 65536,
                "vkCmdUpdateBuffer takes words, and at most 64 KiB of them");
 _Static_assert(sizeof(tess_paging_args) <= sizeof(tess_args),
                "the place of a dispatch is as large as either");
@@ -20,65 +20,96 @@ uint64_t tess_vk_submission_jobs(const tess_vk_run *run, uint32_t submission) {
 
 uint32_t tess_vk_merge_number(const tess_vk_run *run) { return run->state->n_submissions; }
 
-uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t dispatch) {
+uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t window, uint32_t dispatch) {
     const tess_vk_state *s = run->state;
-    return (run->index * (s->n_submissions + 1) + dispatch) * s->parameters_stride;
+    const uint32_t places = run->index * s->most_windows + window;
+    return (places * (s->n_submissions + 1) + dispatch) * s->parameters_stride;
 }
+
+/* A window on its way to the parameters. */
+typedef struct writer {
+    const tess_vk_run *run;
+    vk_commands commands;
+    uint32_t window;
+    tess_vk_bound bound;
+} writer;
 
 /* Puts the indices within what is bound into arguments of either kind. */
-static void set_indices(const tess_vk_run *run, const tess_portable_tensor *tensors, uint32_t count,
+static void set_indices(const writer *w, const tess_portable_tensor *tensors, uint32_t count,
                         void *args) {
     for (uint32_t n = 0; n < count; n++)
-        memcpy((char *)args + tensors[n].at, &run->at[TESS_BIND_TENSORS + n], sizeof *run->at);
+        memcpy((char *)args + tensors[n].at, &w->bound.at[TESS_BIND_TENSORS + n],
+               sizeof *w->bound.at);
 }
 
-static void write(const tess_vk_run *run, vk_commands commands, uint32_t dispatch, const void *args,
-                  size_t bytes) {
-    run->device->vk.CmdUpdateBuffer(commands, run->state->parameters.buffer,
-                                    tess_vk_parameters_at(run, dispatch), bytes, args);
+static void write(const writer *w, uint32_t dispatch, const void *args, size_t bytes) {
+    const tess_vk_run *run = w->run;
+    run->device->vk.CmdUpdateBuffer(w->commands, run->state->parameters.buffer,
+                                    tess_vk_parameters_at(run, w->window, dispatch), bytes, args);
 }
 
-static void write_attention(const tess_vk_run *run, vk_commands commands, uint32_t dispatch,
-                            tess_args *args) {
-    set_indices(run, tess_portable_tensors, TESS_PORTABLE_TENSORS, args);
-    args->partials_at += run->at[TESS_BIND_WORKSPACE];
-    write(run, commands, dispatch, args, sizeof *args);
+static void write_attention(const writer *w, uint32_t dispatch, tess_vk_parameters *p) {
+    set_indices(w, tess_portable_tensors, TESS_PORTABLE_TENSORS, &p->args);
+    p->args.partials_at += w->bound.at[TESS_BIND_WORKSPACE];
+    for (int n = 0; n < VK_UNITS; n++) {
+        /* Their number may be unknown, and sequences without rows begin where the last row ends. */
+        const int is_open = n != VK_BY_KV_HEAD && w->bound.end[n] == w->run->units[n].all;
+        p->bound[2 * n] = w->bound.first[n];
+        p->bound[2 * n + 1] = is_open ? UINT32_MAX : w->bound.end[n] - 1;
+    }
+    write(w, dispatch, p, sizeof *p);
 }
 
-static void write_paging(const tess_vk_run *run, vk_commands commands) {
+static void write_paging(const writer *w) {
+    const tess_launch *l = w->run->launch;
     tess_paging_args args;
-    tess_paging_fill(run->launch, 0, run->launch->n_jobs, 1, &args);
-    set_indices(run, tess_paging_tensors, TESS_PAGING_TENSORS, &args);
-    write(run, commands, 0, &args, sizeof args);
+    tess_paging_fill(l, 0, l->n_jobs, 1, &args);
+    set_indices(w, tess_paging_tensors, TESS_PAGING_TENSORS, &args);
+    write(w, 0, &args, sizeof args);
 }
 
-void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
-    const tess_launch *l = run->launch;
+static void write_prepare(const writer *w) {
     tess_args args;
-    if (l->op == TESS_OP_PREPARE) {
-        tess_prepare_args(l, 1, &args);
-        set_indices(run, tess_prepare_tensors, TESS_PREPARE_TENSORS, &args);
-        write(run, commands, 0, &args, sizeof args);
-        return;
-    }
-    if (tess_is_paging(l->op)) {
-        write_paging(run, commands);
-        return;
-    }
-    if (l->op == TESS_OP_MERGE) {
-        tess_portable_parts_args(l, 0, l->n_jobs, 1, &args);
-        write_attention(run, commands, 0, &args);
-        return;
-    }
+    tess_prepare_args(w->run->launch, 1, &args);
+    set_indices(w, tess_prepare_tensors, TESS_PREPARE_TENSORS, &args);
+    write(w, 0, &args, sizeof args);
+}
+
+static void write_parts(const writer *w) {
+    tess_vk_parameters p = {0};
+    tess_portable_parts_args(w->run->launch, 0, w->run->launch->n_jobs, 1, &p.args);
+    write_attention(w, 0, &p);
+}
+
+static void write_window(const writer *w) {
+    const tess_vk_run *run = w->run;
+    const tess_launch *l = run->launch;
+    tess_vk_parameters p = {0};
     for (uint32_t n = 0; n < run->submissions && l->n_jobs; n++) {
         const uint64_t jobs = tess_vk_submission_jobs(run, n);
         if (l->op == TESS_OP_BACKWARD)
-            tess_backward_args(l, n * run->jobs, jobs, 1, &args);
+            tess_backward_args(l, n * run->jobs, jobs, 1, &p.args);
         else
-            tess_portable_forward_args(l, n * run->jobs, jobs, 1, &args);
-        write_attention(run, commands, n, &args);
+            tess_portable_forward_args(l, n * run->jobs, jobs, 1, &p.args);
+        write_attention(w, n, &p);
     }
     if (l->n_merges == 0) return;
-    tess_portable_merge_args(l, 0, l->n_merges, 1, &args);
-    write_attention(run, commands, tess_vk_merge_number(run), &args);
+    tess_portable_merge_args(l, 0, l->n_merges, 1, &p.args);
+    write_attention(w, tess_vk_merge_number(run), &p);
+}
+
+void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
+    const uint32_t op = run->launch->op;
+    writer w = {.run = run, .commands = commands};
+    for (; w.window < run->windows; w.window++) {
+        tess_vk_bind_window(run, w.window, &w.bound);
+        if (op == TESS_OP_PREPARE)
+            write_prepare(&w);
+        else if (tess_is_paging(op))
+            write_paging(&w);
+        else if (op == TESS_OP_MERGE)
+            write_parts(&w);
+        else
+            write_window(&w);
+    }
 }

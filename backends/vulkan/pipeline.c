@@ -24,6 +24,7 @@
 #include "spirv/backward_rows_pairs.h"
 #include "spirv/coopmat_bf16.h"
 #include "spirv/coopmat_f16.h"
+#include "spirv/copy_bytes.h"
 #include "spirv/copy_pages_16.h"
 #include "spirv/copy_pages_32.h"
 #include "spirv/copy_pages_pairs.h"
@@ -73,6 +74,7 @@ static const module backward_modules[TESS_BACKWARD_STAGES][VK_MODULES] = {
 static const module matrix_modules[VK_DTYPES] = {
     {NULL, 0}, MODULE(coopmat_f16), MODULE(coopmat_bf16)};
 static const module prepare_module = MODULE(prepare);
+static const module bytes_module = MODULE(copy_bytes);
 
 /* ------------------------------------------------------------------ layouts */
 
@@ -178,8 +180,8 @@ static vk_result make_shader(const tess_vk_device *d, uint32_t op, const module 
 }
 
 /* `subgroup`: how many invocations those of the workgroup have, and no fewer; 0: any. */
-static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const constants *c,
-                          uint32_t subgroup, vk_handle *pipeline) {
+static tess_status create(tess_vk_device *d, vk_handle layout, uint32_t op, const module *m,
+                          const constants *c, uint32_t subgroup, vk_handle *pipeline) {
     vk_specialization_entry entries[VK_CONSTANTS];
     for (uint32_t n = 0; n < VK_CONSTANTS; n++)
         entries[n] = (vk_specialization_entry){n, 4 * n, sizeof *c->word};
@@ -199,7 +201,7 @@ static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const
                   .module = shader,
                   .entry = "main",
                   .specialization = &specialization},
-        .layout = d->layout};
+        .layout = layout};
     if (!d->cache) load_cache(d);
     result = d->vk.CreateComputePipelines(d->device, d->cache, 1, &info, NULL, &made);
     d->vk.DestroyShaderModule(d->device, shader, NULL);
@@ -217,7 +219,7 @@ static tess_status find(tess_vk_device *d, uint32_t op, const module *modules, c
     const int pairs = dtype != TESS_F32 && !d->found.storage_16bit;
     pthread_mutex_lock(&d->pipeline_lock);
     const tess_status status =
-        *kept ? TESS_OK : create(d, op, &modules[pairs ? VK_PAIRS : dtype], &c, 0, kept);
+        *kept ? TESS_OK : create(d, d->layout, op, &modules[pairs ? VK_PAIRS : dtype], &c, 0, kept);
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
@@ -242,11 +244,19 @@ tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t 
     vk_handle *kept = &d->coopmat[shape][dtype];
     pthread_mutex_lock(&d->pipeline_lock);
     const tess_status status = *kept ? TESS_OK
-                                     : create(d, TESS_OP_FORWARD, &matrix_modules[dtype], c,
-                                              d->found.matrices.subgroup, kept);
+                                     : create(d, d->layout, TESS_OP_FORWARD, &matrix_modules[dtype],
+                                              c, d->found.matrices.subgroup, kept);
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
+}
+
+void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
+                         char *text, size_t size) {
+    (void)row; /* there is one */
+    cache_key(device, key, text, size);
+    key->source = matrix_modules[dtype].code;
+    key->source_size = matrix_modules[dtype].bytes;
 }
 
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline) {
@@ -259,6 +269,15 @@ tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_sha
     const constants c = shape_constants(s->head_dim, s->tile, 0, s->threads, dtype);
     return find(d, TESS_OP_BACKWARD, backward_modules[number], c,
                 &d->backward[number][s - tess_backward_shapes][dtype], pipeline);
+}
+
+tess_status tess_vk_copy_pipeline(tess_vk_device *d, vk_handle layout, vk_handle *pipeline) {
+    static const constants none;
+    pthread_mutex_lock(&d->pipeline_lock);
+    const tess_status status =
+        create(d, layout, TESS_OP_FORWARD, &bytes_module, &none, 0, pipeline);
+    pthread_mutex_unlock(&d->pipeline_lock);
+    return status;
 }
 
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,

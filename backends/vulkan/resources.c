@@ -3,15 +3,14 @@
  * timestamps each, made with the plan and used again and again. */
 #include <string.h>
 
-#include "kernels/bindings.h"
-#include "vk.h"
+#include "launch.h"
 
 /* Allocates the state, the resources of its runs and their command buffers as one block. */
-static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight,
-                                   uint32_t submissions) {
-    const size_t bytes =
-        sizeof(tess_vk_state) +
-        max_in_flight * (sizeof(tess_vk_resources) + submissions * sizeof(vk_commands));
+static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
+                                   uint32_t windows) {
+    const size_t bytes = sizeof(tess_vk_state) +
+                         max_in_flight * (sizeof(tess_vk_resources) + windows * sizeof(vk_handle) +
+                                          submissions * sizeof(vk_commands));
     tess_vk_state *s = d->host->alloc(d->host, bytes, 64);
     if (!s) return NULL;
     memset(s, 0, bytes);
@@ -19,10 +18,13 @@ static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight,
     s->bytes = bytes;
     s->max_in_flight = max_in_flight;
     s->n_submissions = submissions;
+    s->most_windows = windows;
     s->resources = (tess_vk_resources *)(s + 1);
-    vk_commands *commands = (vk_commands *)(s->resources + max_in_flight);
+    vk_handle *sets = (vk_handle *)(s->resources + max_in_flight);
+    vk_commands *commands = (vk_commands *)(sets + (size_t)max_in_flight * windows);
     for (uint32_t n = 0; n < max_in_flight; n++) {
         atomic_init(&s->resources[n].state, VK_RESOURCES_FREE);
+        s->resources[n].sets = sets + (size_t)n * windows;
         s->resources[n].commands = commands + (size_t)n * submissions;
     }
     return s;
@@ -30,11 +32,11 @@ static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight,
 
 static vk_result make_pool(tess_vk_state *s, const char **call) {
     const tess_vk_device *d = s->device;
-    const vk_pool_size sizes[] = {
-        {TVK_DESCRIPTOR_STORAGE_BUFFER, TESS_STORAGE_BUFFERS * s->max_in_flight},
-        {TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, s->max_in_flight}};
+    const uint32_t sets = s->max_in_flight * s->most_windows;
+    const vk_pool_size sizes[] = {{TVK_DESCRIPTOR_STORAGE_BUFFER, TESS_STORAGE_BUFFERS * sets},
+                                  {TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, sets}};
     const vk_descriptor_pool_create_info pool = {.type = TVK_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
-                                                 .max_sets = s->max_in_flight,
+                                                 .max_sets = sets,
                                                  .size_count = 2,
                                                  .sizes = sizes};
     *call = "vkCreateDescriptorPool";
@@ -54,25 +56,25 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
     return result;
 }
 
-/* Parameters of every dispatch that all runs may have under way: one for each submission, and one
- * for the merge. The offset of a place is a dynamic offset, hence the alignment; a uniform block
- * ends at a multiple of 16. */
+/* Parameters of every dispatch that all runs may have under way: in each window one for each
+ * submission, and one for the merge. The offset of a place is a dynamic offset, hence the
+ * alignment; a uniform block ends at a multiple of 16. */
 static tess_status make_parameters(tess_vk_state *s) {
     static const uint32_t local[] = {TVK_MEMORY_DEVICE_LOCAL, 0};
     tess_vk_device *d = s->device;
     const uint64_t align = d->found.properties.limits.min_uniform_align;
     const uint32_t step = align > 16 ? (uint32_t)align : 16;
-    s->parameters_stride = ((uint32_t)sizeof(tess_args) + step - 1) / step * step;
-    const uint64_t places = (uint64_t)s->max_in_flight * (s->n_submissions + 1);
+    s->parameters_stride = ((uint32_t)sizeof(tess_vk_parameters) + step - 1) / step * step;
+    const uint64_t places = (uint64_t)s->max_in_flight * s->most_windows * (s->n_submissions + 1);
     return tess_vk_memory_create(d, places * s->parameters_stride,
                                  TVK_BUFFER_UNIFORM | TVK_BUFFER_TRANSFER_DST, local, 2,
                                  &s->parameters);
 }
 
-static void bind_parameters(const tess_vk_state *s, const tess_vk_resources *r) {
+static void bind_parameters(const tess_vk_state *s, vk_handle set) {
     const vk_buffer_range range = {s->parameters.buffer, 0, s->parameters_stride};
     const vk_write_set write = {.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
-                                .set = r->set,
+                                .set = set,
                                 .binding = TESS_BIND_ARGS,
                                 .count = 1,
                                 .kind = TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC,
@@ -92,9 +94,12 @@ static vk_result make_resources(const tess_vk_state *s, tess_vk_resources *r, co
                                               .family = d->found.family};
     const vk_fence_create_info fence = {.type = TVK_TYPE_FENCE_CREATE_INFO};
     *call = "vkAllocateDescriptorSets";
-    vk_result result = d->vk.AllocateDescriptorSets(d->device, &set, &r->set);
-    if (result != TVK_SUCCESS) return result;
-    bind_parameters(s, r);
+    vk_result result = TVK_SUCCESS;
+    for (uint32_t n = 0; n < s->most_windows; n++) {
+        result = d->vk.AllocateDescriptorSets(d->device, &set, &r->sets[n]);
+        if (result != TVK_SUCCESS) return result;
+        bind_parameters(s, r->sets[n]);
+    }
     *call = "vkCreateFence";
     if ((result = d->vk.CreateFence(d->device, &fence, NULL, &r->fence)) != TVK_SUCCESS) {
         r->fence = 0;
@@ -126,10 +131,49 @@ static void destroy(tess_vk_state *s) {
     d->host->free(d->host, s, s->bytes);
 }
 
+/* A server makes a plan for each batch, and 4 runs of 64 submissions take longer to make than all
+ * else of a plan. So the device keeps the resources of the last plans, whose runs have ended. */
+static tess_vk_state *take_spare(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
+                                 uint32_t windows) {
+    tess_vk_state *found = NULL;
+    pthread_mutex_lock(&d->spare_lock);
+    for (int n = 0; n < VK_SPARE_STATES && !found; n++) {
+        tess_vk_state *s = d->spare_states[n];
+        if (!s || s->max_in_flight != max_in_flight || s->n_submissions != submissions ||
+            s->most_windows != windows)
+            continue;
+        found = s;
+        d->spare_states[n] = NULL;
+    }
+    pthread_mutex_unlock(&d->spare_lock);
+    return found;
+}
+
+/* Returns the state that has to go for this one. */
+static tess_vk_state *keep_spare(tess_vk_state *s) {
+    tess_vk_device *d = s->device;
+    s->forward = s->merge = 0;
+    memset(s->stages, 0, sizeof s->stages);
+    s->jobs_per_submission = 0;
+    s->most_rows = s->most_keys = 0;
+    pthread_mutex_lock(&d->spare_lock);
+    tess_vk_state *last = d->spare_states[VK_SPARE_STATES - 1];
+    memmove(d->spare_states + 1, d->spare_states, (VK_SPARE_STATES - 1) * sizeof *d->spare_states);
+    d->spare_states[0] = s;
+    pthread_mutex_unlock(&d->spare_lock);
+    return last;
+}
+
+void tess_vk_states_close(tess_vk_device *d) {
+    for (int n = 0; n < VK_SPARE_STATES; n++)
+        if (d->spare_states[n]) destroy(d->spare_states[n]);
+}
+
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                 tess_vk_state **state) {
+                                 uint32_t windows, tess_vk_state **state) {
     const char *call = NULL;
-    tess_vk_state *s = layout_state(d, max_in_flight, submissions);
+    if ((*state = take_spare(d, max_in_flight, submissions, windows)) != NULL) return TESS_OK;
+    tess_vk_state *s = layout_state(d, max_in_flight, submissions, windows);
     if (!s)
         return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u runs",
                              max_in_flight);
@@ -153,15 +197,18 @@ tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint
 void tess_vk_state_release(tess_kernel *kernel) {
     tess_vk_state *s = kernel->state;
     if (!s) return;
-    int untracked = 0;
+    int untracked = 0, idle = !atomic_load(&s->device->stuck);
     for (uint32_t n = 0; n < s->max_in_flight; n++) {
         const int state = atomic_load(&s->resources[n].state);
         if (state == VK_RESOURCES_SUBMITTED)
-            (void)tess_vk_wait_fence(s->device, s->resources[n].fence);
+            idle &= tess_vk_wait_fence(s->device, s->resources[n].fence) == TVK_SUCCESS;
+        else
+            idle &= state == VK_RESOURCES_FREE;
         untracked |= state == VK_RESOURCES_UNTRACKED;
     }
     if (untracked) tess_vk_quiesce(s->device);
-    destroy(s);
+    if (idle) s = keep_spare(s);
+    if (s) destroy(s);
     kernel->state = NULL;
 }
 

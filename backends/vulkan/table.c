@@ -5,24 +5,33 @@
 
 #include "vk.h"
 
+extern const tess_backend tess_vulkan_backend;
+
 /* A row of the table of kernels. */
 typedef struct vk_row {
     tess_row_head head;
     const tess_portable_variant *variant; /* NULL: it has no portable shapes */
+    /* Of a kernel on matrix units: the vendor on whose devices it has run. On those of others it
+     * checks itself first. */
+    uint32_t proved_on;
 } vk_row;
+
+/* Numbers of rows. */
+enum { COOPMAT, PORTABLE, PORTABLE_SMALL };
 
 /* The variants of the forward kernel come before all others. */
 static const vk_row kernels[] = {
-    {{TESS_OP_FORWARD, "coopmat", 0}, NULL},
-    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable},
-    {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
-    {{TESS_OP_BACKWARD, "portable", 0}, NULL},
-    {{TESS_OP_APPEND, "append", 0}, NULL},
-    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL},
-    {{TESS_OP_MERGE, "merge_parts", 0}, NULL},
-    {{TESS_OP_PREPARE, "prepare", 0}, NULL},
+    [COOPMAT] = {{TESS_OP_FORWARD, "coopmat", 0}, NULL, VK_VENDOR_NVIDIA},
+    [PORTABLE] = {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, 0},
+    [PORTABLE_SMALL] = {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, 0},
+    {{TESS_OP_BACKWARD, "portable", 0}, NULL, 0},
+    {{TESS_OP_APPEND, "append", 0}, NULL, 0},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, 0},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, 0},
+    {{TESS_OP_PREPARE, "prepare", 0}, NULL, 0},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
+_Static_assert((int)ROWS <= (int)TESS_CHECK_MOST_ROWS, "each row has a place for its check");
 
 /* MATRIX_SPEED: how many times as fast as portable the kernel on matrix units is. */
 enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64, MATRIX_SPEED = 8 };
@@ -136,6 +145,26 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
     *submissions = wanted < VK_MOST_SUBMISSIONS ? (uint32_t)wanted : VK_MOST_SUBMISSIONS;
 }
 
+/* How many windows a run may be cut into (windows.c): four times as many as its largest tensor
+ * would need with strides four times as long as they have to be. Where the key does not know the
+ * lengths, a few. */
+static uint32_t most_windows(const tess_vk_device *d, const tess_kernel_key *key) {
+    enum { SLACK = 4, MOST = 256, UNKNOWN = 16 };
+    const double limit = d->found.properties.limits.max_storage_range;
+    const double rows =
+        (double)(key->max_q_len > key->max_kv_len ? key->max_q_len : key->max_kv_len);
+    const double bytes = SLACK * sizeof(float) * rows * key->batch * key->n_heads * key->head_dim;
+    if (rows > INT32_MAX / 2.) return limit < 0x40000000 ? UNKNOWN : 1;
+    if (bytes <= limit) return 1;
+    return SLACK * bytes / limit < MOST ? (uint32_t)(SLACK * bytes / limit) + 1 : MOST;
+}
+
+/* What a window must have of rows and keys besides its own. */
+static void find_reach(const tess_kernel_key *key, tess_vk_state *state) {
+    if (key->max_q_len <= INT32_MAX / 2) state->most_rows = (uint32_t)key->max_q_len;
+    if (key->max_kv_len <= INT32_MAX / 2) state->most_keys = (uint32_t)key->max_kv_len;
+}
+
 /* Pipelines and resources of an accepted problem. */
 static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, const vk_row *row,
                                    tess_kernel *kernel) {
@@ -154,8 +183,9 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     }
     TESS_RETURN_IF_ERROR(tess_vk_merge_pipeline(d, key->dtype, &merge));
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
-    TESS_RETURN_IF_ERROR(
-        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, submissions, &state));
+    TESS_RETURN_IF_ERROR(tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1,
+                                              submissions, most_windows(d, key), &state));
+    find_reach(key, state);
     state->forward = forward;
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
@@ -177,8 +207,9 @@ static tess_status prepare_backward(tess_vk_device *d, const tess_kernel_key *ke
     for (uint32_t n = 0; n < TESS_BACKWARD_STAGES; n++)
         TESS_RETURN_IF_ERROR(tess_vk_backward_pipeline(d, shape, key->dtype, n, &stages[n]));
     find_submissions(d, key, shape->tile, &jobs_per_submission, &submissions);
-    TESS_RETURN_IF_ERROR(
-        tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions, &state));
+    TESS_RETURN_IF_ERROR(tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions,
+                                              most_windows(d, key), &state));
+    find_reach(key, state);
     memcpy(state->stages, stages, sizeof stages);
     state->jobs_per_submission = jobs_per_submission;
     tess_backward_describe(shape, kernel);
@@ -193,27 +224,65 @@ static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
     tess_vk_state *state;
     TESS_RETURN_IF_ERROR(tess_vk_other_pipeline(d, key->op, key->dtype, &pipeline));
     TESS_RETURN_IF_ERROR(
-        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, 1, &state));
+        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, 1, 1, &state));
     state->forward = pipeline;
     kernel->state = state;
     return TESS_OK;
 }
 
+static tess_status prepare(tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
+                           tess_kernel *kernel) {
+    kernel->impl = row;
+    kernel->release = tess_vk_state_release;
+    if (row->head.op == TESS_OP_BACKWARD) return prepare_backward(d, key, kernel);
+    return row->head.op == TESS_OP_FORWARD ? prepare_forward(d, key, row, kernel)
+                                           : prepare_other(d, key, kernel);
+}
+
+/* ------------------------------------------------------------------ self-checks */
+
+static int checks_itself(const tess_vk_device *d, const vk_row *row) {
+    return is_matrix(row) && row->proved_on != d->found.properties.vendor;
+}
+
+/* For a check, which looks for the row that takes the key. */
+static tess_status prepare_for_check(void *device, uint32_t index, const tess_kernel_key *key,
+                                     tess_kernel *kernel) {
+    tess_vk_device *d = device;
+    char why[128];
+    const char *refusal = refuses(d, &kernels[index], key, why, sizeof why);
+    if (refusal) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "%s", refusal);
+    return prepare(d, &kernels[index], key, kernel);
+}
+
+/* Every device has a queue, also one that is wrapped. */
+static tess_check_subject subject_of(tess_vk_device *d, uint32_t index) {
+    return (tess_check_subject){.host = d->host,
+                                .backend = &tess_vulkan_backend,
+                                .device = d,
+                                .checks = &d->checks,
+                                .may_run = 1,
+                                .row = index,
+                                .name = kernels[index].head.name,
+                                .references = {PORTABLE, PORTABLE_SMALL},
+                                .prepare = prepare_for_check,
+                                .code = tess_vk_matrix_code};
+}
+
 tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                            tess_kernel_info *info, tess_kernel *kernel) {
     if (index >= ROWS) return TESS_ERROR_INVALID;
+    tess_vk_device *d = device;
     const vk_row *row = &kernels[index];
-    const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
+    const int checks = checks_itself(d, row);
+    const tess_check_subject subject = subject_of(d, index);
+    const char *why = refuses(d, row, key, info->reason, sizeof info->reason);
+    if (!why && checks) why = tess_check_failure(&subject, info->reason, sizeof info->reason);
     const int accepts = tess_row_answer(&row->head, key, why, info);
-    /* Matrices of lavapipe are as slow as anything else on it, and nobody has run the kernel on
-     * matrix units of other vendors. */
-    const tess_vk_device *d = device;
-    if (is_matrix(row) && d->found.properties.vendor != VK_VENDOR_NVIDIA)
+    /* Matrices of a software device are as slow as anything else on it. */
+    if (is_matrix(row) && d->found.properties.kind == TVK_DEVICE_CPU)
         info->flags |= TESS_KERNEL_ONLY_NAMED;
     if (!accepts || !kernel) return TESS_OK;
-    kernel->impl = row;
-    kernel->release = tess_vk_state_release;
-    if (row->head.op == TESS_OP_BACKWARD) return prepare_backward(device, key, kernel);
-    return row->head.op == TESS_OP_FORWARD ? prepare_forward(device, key, row, kernel)
-                                           : prepare_other(device, key, kernel);
+    if (checks) TESS_RETURN_IF_ERROR(tess_self_check(&subject, key));
+    return prepare(d, row, key, kernel);
 }

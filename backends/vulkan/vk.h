@@ -13,6 +13,7 @@
 #include "paging.h"
 #include "prepare.h"
 #include "row.h"
+#include "self_check.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -24,6 +25,7 @@ enum {
     VK_WORKSPACE_ALIGN = 256,
     VK_MATRIX_SHAPES = 2, /* of the kernel on matrix units */
     VK_VENDOR_NVIDIA = 0x10de,
+    VK_SPARE_STATES = 4,
     VK_LEAST_BUFFERS = 4, /* storage buffers of a stage: slots.c */
 };
 
@@ -69,6 +71,14 @@ typedef struct tess_vk_fence {
     int pending;
 } tess_vk_fence;
 
+/* What copies need: copy.c. */
+typedef struct tess_vk_copier {
+    tess_vk_memory staging;
+    vk_handle pool, fence;
+    vk_commands commands;
+    vk_handle set_layout, layout, pipeline, sets, set; /* of the kernel */
+} tess_vk_copier;
+
 typedef struct tess_vk_device {
     const tess_host *host;
     vk_api vk;
@@ -91,10 +101,11 @@ typedef struct tess_vk_device {
     pthread_mutex_t fence_lock; /* of `fences` */
     tess_vk_fence *fences;
 
-    pthread_mutex_t copy_lock; /* of all below */
-    tess_vk_memory staging;
-    vk_handle copy_pool, copy_fence;
-    vk_commands copy_commands;
+    pthread_mutex_t spare_lock; /* of `spare_states`, the latest first */
+    struct tess_vk_state *spare_states[VK_SPARE_STATES];
+
+    pthread_mutex_t copy_lock; /* of `copier` */
+    tess_vk_copier copier;
 
     uint32_t storage_buffers;                  /* that are bound */
     uint8_t slots[VK_FAMILIES][TESS_BINDINGS]; /* where each binding of the kernels is */
@@ -108,6 +119,8 @@ typedef struct tess_vk_device {
     vk_handle prepare;
     vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
     vk_handle coopmat[VK_MATRIX_SHAPES][VK_DTYPES];
+
+    tess_checks checks; /* of rows that nobody has run on such a device: table.c */
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -145,7 +158,6 @@ vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count,
 /* memory.c */
 tess_status tess_vk_alloc(void *device, uint64_t size, tess_buffer *buffer);
 tess_status tess_vk_free(void *device, tess_buffer *buffer);
-tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
 tess_status tess_vk_wait(void *device, uint64_t timeout_ns);
 /* Waits until everything submitted to the queue so far is done; TVK_TIMEOUT after timeout_ns. */
 vk_result tess_vk_drain(tess_vk_device *d, uint64_t timeout_ns);
@@ -159,6 +171,11 @@ tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usa
                                   const uint32_t *preferred, int count, tess_vk_memory *m);
 void tess_vk_memory_destroy(tess_vk_device *d, tess_vk_memory *m);
 void tess_vk_memory_close(tess_vk_device *d);
+
+/* copy.c */
+tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
+/* Destroys what copies needed. */
+void tess_vk_copier_close(tess_vk_device *d);
 
 /* slots.c: the bindings of a device. */
 uint32_t tess_vk_family(uint32_t op);
@@ -180,9 +197,13 @@ typedef struct tess_vk_constants {
 } tess_vk_constants;
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const tess_vk_constants *constants, vk_handle *pipeline);
+/* The code of the kernel on matrix units, for verdicts of its self-check (self_check.h). */
+void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
+                         char *text, size_t size);
 /* of a stage of backward, by tess_backward_number */
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *shape,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline);
+tess_status tess_vk_copy_pipeline(tess_vk_device *d, vk_handle layout, vk_handle *pipeline);
 /* of any other operation */
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
                                    vk_handle *pipeline);
@@ -199,7 +220,8 @@ enum {
 
 typedef struct tess_vk_resources {
     atomic_int state;
-    vk_handle set, pool, fence;
+    vk_handle pool, fence;
+    vk_handle *sets;       /* one for each window */
     vk_commands *commands; /* one for each submission */
     /* RECORDED: the event that frees them. Both 0: they are taken until the plan is released. */
     vk_handle until_semaphore, until_fence;
@@ -213,6 +235,8 @@ typedef struct tess_vk_state {
     /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
     uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */
+    uint32_t most_windows;                 /* of a run: windows.c */
+    uint32_t most_rows, most_keys;         /* of a sequence; 0: not known */
     uint64_t jobs_per_submission;          /* 0: no limit */
     tess_vk_memory parameters;             /* of all dispatches of all runs: parameters.c */
     uint32_t parameters_stride;            /* bytes from one dispatch's parameters to the next */
@@ -221,8 +245,10 @@ typedef struct tess_vk_state {
 } tess_vk_state;
 
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                 tess_vk_state **state);
+                                 uint32_t windows, tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
+/* Destroys those that were kept. */
+void tess_vk_states_close(tess_vk_device *d);
 /* Finds resources that no run uses, their fence unsignalled; BUSY. */
 tess_status tess_vk_resources_take(tess_vk_state *state, uint32_t *index);
 

@@ -211,11 +211,12 @@
 #define TESS_WORD_GROUP_END_JOB   3u
 
 /* Sequences of at most TESS_SHORT_ROWS rows have parts of SHORT_LENGTH, others of LONG_LENGTH. Of
- * the former, the first TESS_SHORT_PARTS parts have that length, which suits short sequences; then
- * come some of twice the length, and then parts of four times the length, since parts cost time
- * where there are many anyway. */
-#define TESS_SHORT_ROWS        16u
-#define TESS_SHORT_PARTS       8u
-#define TESS_SHORT_TWICE_PARTS 116u
+ * the former, the first TESS_SHORT_PARTS parts have that length, which suits short sequences. The
+ * next as many are longer by TESS_SHORT_GROWTH(SHORT_LENGTH) key blocks, the ones behind them
+ * again, and so on: parts cost time where there are many anyway, and jobs of many lengths do not
+ * all begin and end at the same time. */
+#define TESS_SHORT_ROWS           16u
+#define TESS_SHORT_PARTS          16u
+#define TESS_SHORT_GROWTH(length) ((length) < 12u ? 1u : (length) / 6u)
 
 #endif /* TESSERA_TESSERA_JOB_WORDS_H */

@@ -11,9 +11,10 @@
  *            reach it. Its sharing mode is CONCURRENT, or EXCLUSIVE and owned by the queue family.
  *            `offset` is free down to one element; without storageBuffer16BitAccess, tensors of 16
  *            bits begin at a multiple of 4 bytes and have even strides, or are UNSUPPORTED. What a
- *            plan touches of one tensor must fit maxStorageBufferRange, counted from the offset
- *            rounded down to minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED
- *            otherwise, with the tensor and the limit in the message.
+ *            job of a plan touches (K and V of one kv head of one sequence, or of one kv head in a
+ *            pool of pages) must fit maxStorageBufferRange, counted from a multiple of
+ *            minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED otherwise, with the
+ *            tensor and the limit in the message. Larger tensors are bound part by part.
  * Device.    Vulkan 1.1 with compute. Where maxPerStageDescriptorStorageBuffers is below 10, some
  *            tensors share a binding: they must be in one VkBuffer, and together fit the limit
  *            above, or are UNSUPPORTED with both names. At 4, which every device has, these are

@@ -33,3 +33,24 @@ for dtype in "f32 float" "bf16 tess_bf16"; do
       exit wrong
     }' "$scratch/merge.ptx" || exit 1
 done
+
+# The same of the merge for few rows, whose loads of tables are not told apart: none has more than a
+# word before the wait.
+printf '#%s\n' 'include "decode_merge.cuh"' >"$scratch/few.cu"
+printf 'TESS_DECODE_MERGE(bf16)\n' >>"$scratch/few.cu"
+"$nvcc" -O3 -I"$tree/include" -I"$common" -I"$common/kernels" -I"$tree/backends/cuda/kernels" \
+  -ptx -arch=sm_90 -o "$scratch/few.ptx" "$scratch/few.cu" || exit 1
+awk '
+  /griddepcontrol\.wait/ { waits++ }
+  /(ld|st|atom|red)\.global/ {
+    if (waits < 2 && !/ld\.global\.[bu](16|32)/) { print "before the wait: " $0; wrong = 1 }
+    if (/\.nc\./) { print "as if it were constant: " $0; wrong = 1 }
+    if (waits > 1 && /ld\.global\.v4/) loads++
+  }
+  END {
+    if (waits != 2 || !loads) {
+      print waits + 0 " waits, " loads + 0 " loads"
+      wrong = 1
+    }
+    exit wrong
+  }' "$scratch/few.ptx" || exit 1

@@ -23,6 +23,7 @@ enum {
     SM90,
     SM80,
     MERGE_PARTS,
+    DECODE_MERGE,
     DECODE,
     SM90_PLACED,
     BACKWARD,
@@ -66,7 +67,7 @@ enum {
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
 enum {
     FIRST_MERGE = 2 * PORTABLE_DIMS,
-    PER_DTYPE = FIRST_MERGE + 2 + 3 * FAST_DIMS + DECODE_SHAPES,
+    PER_DTYPE = FIRST_MERGE + 3 + 3 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
     PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS,
     FIRST_BACKWARD_SM90,
@@ -83,7 +84,8 @@ static kernel kernel_of(int number) {
         return (kernel){FORWARD_FEW, dtype, portable_dims[few], few_threads[few], 0, 0};
     if (merge == 0) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0, 0};
     if (merge == 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0, 0};
-    const int fast = merge - 2, shape = fast - 3 * FAST_DIMS;
+    if (merge == 2) return (kernel){DECODE_MERGE, dtype, 0, TESS_DECODE_MERGE_THREADS, 0, 0};
+    const int fast = merge - 3, shape = fast - 3 * FAST_DIMS;
     if (shape >= 0)
         return (kernel){DECODE,
                         dtype,
@@ -101,12 +103,13 @@ static int is_sm90(int kind) { return kind == SM90 || kind == SM90_PLACED; }
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "forward_few", "merge",  "sm90",
-                                            "sm80",    "merge_parts", "decode", "sm90_placed"};
+        static const char *const kinds[] = {"forward",      "forward_few", "merge",
+                                            "sm90",         "sm80",        "merge_parts",
+                                            "decode_merge", "decode",      "sm90_placed"};
         const kernel k = kernel_of(n);
         char text[64], rows[16] = "";
         const int fast = is_sm90(k.kind) || k.kind == SM80 || k.kind == DECODE;
-        if (fast && k.dtype == TESS_F32) continue;
+        if ((fast || k.kind == DECODE_MERGE) && k.dtype == TESS_F32) continue;
         if (k.rows) snprintf(rows, sizeof rows, "%u", k.rows);
         const char *codes = k.kv_dtype == 0 ? "" : k.kv_dtype == TESS_I8 ? "_i8" : "_e4m3";
         const int length = snprintf(text, sizeof text, "tess_%s%s%s_%s", kinds[k.kind], rows, codes,
@@ -135,7 +138,8 @@ const size_t *fake_kernel_parameters(int number) {
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
-    return is_sm90(kind) ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
+    if (kind == DECODE || kind == DECODE_MERGE) return decode;
+    return is_sm90(kind) ? sm90 : kind == SM80 ? sm80 : portable;
 }
 
 int fake_kernel_takes(int number, unsigned threads) {
@@ -183,7 +187,7 @@ static arguments read_arguments(int number, void *const *parameters) {
     } else if (kernel_of(number).kind == SM80) {
         READ_ARGUMENTS(&x, tess_sm80_args, parameters[0], s.block_table);
         return x;
-    } else if (kernel_of(number).kind == DECODE) {
+    } else if (kernel_of(number).kind == DECODE || kernel_of(number).kind == DECODE_MERGE) {
         READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
         tess_decode_args decode;
         memcpy(&decode, parameters[0], sizeof decode);
@@ -400,9 +404,10 @@ static void merge_parts(const buffers *b, uint32_t item) {
 }
 
 #if defined(FAKE_LOCKSTEP)
-/* The real kernel for few rows, compiled for the host (lockstep.h). */
+/* The real kernels for few rows, compiled for the host (lockstep.h). */
 void lockstep_decode(int dtype, int kv_dtype, int head_dim, unsigned rows, unsigned groups,
                      const tess_decode_args *args);
+void lockstep_decode_merge(int dtype, unsigned groups, const tess_decode_args *args);
 
 static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
     tess_decode_args args;
@@ -412,7 +417,10 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
         &args.block_table, &args.tables, &args.workspace, &args.k_scale, &args.v_scale};
     for (size_t n = 0; n < sizeof pointers / sizeof *pointers; n++)
         *pointers[n] = (uint64_t)(uintptr_t)fake_host(*pointers[n]);
-    lockstep_decode(k.dtype, k.kv_dtype, k.head_dim, k.rows, groups, &args);
+    if (k.kind == DECODE_MERGE)
+        lockstep_decode_merge(k.dtype, groups, &args);
+    else
+        lockstep_decode(k.dtype, k.kv_dtype, k.head_dim, k.rows, groups, &args);
 }
 #endif
 
@@ -435,7 +443,7 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     }
     const kernel k = kernel_of(number);
 #if defined(FAKE_LOCKSTEP)
-    if (k.kind == DECODE) {
+    if (k.kind == DECODE || k.kind == DECODE_MERGE) {
         run_lockstep(k, groups, parameters[0]);
         return;
     }
@@ -460,7 +468,8 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         return;
     }
     if (!b.tables || !b.o) return;
-    if (k.kind != MERGE && (int)x.a.head_dim > k.head_dim) {
+    const int merges = k.kind == MERGE || k.kind == DECODE_MERGE;
+    if (!merges && (int)x.a.head_dim > k.head_dim) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
     }
@@ -468,8 +477,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "a kernel that reads neither pages nor slots is given them");
         return;
     }
-    /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
-    unsigned items = is_sm90(k.kind) || x.a.items < groups ? x.a.items : groups;
+    /* Thread blocks on Hopper fetch jobs from a counter, and those of a step share out merges;
+     * others take one job each. */
+    unsigned items =
+        is_sm90(k.kind) || k.kind == DECODE_MERGE || x.a.items < groups ? x.a.items : groups;
     if (x.a.flags & TESS_ARGS_STEP) {
         const uint32_t all = b.tables[x.a.count_at],
                        behind = all > x.a.first_item ? all - x.a.first_item : 0;
@@ -478,15 +489,15 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");
     for (unsigned i = 0; i < items; i++) {
-        const void *item = b.tables + x.a.items_at +
-                           i * (k.kind == MERGE ? sizeof(tess_merge) : sizeof(tess_job)) / 4;
+        const void *item =
+            b.tables + x.a.items_at + i * (merges ? sizeof(tess_merge) : sizeof(tess_job)) / 4;
         const tess_job *job = item;
         const tess_merge *merge = item;
-        const int heads = k.kind == MERGE ? merge->heads : job->heads,
-                  rows = k.kind == MERGE ? merge->rows : job->rows;
+        const int heads = merges ? merge->heads : job->heads,
+                  rows = merges ? merge->rows : job->rows;
         for (int pack = 0; pack < heads; pack++)
             for (int n = 0; n < rows; n++) {
-                if (k.kind == MERGE)
+                if (merges)
                     merge_row(&b, merge, pack, n);
                 else
                     forward_row(&b, job, pack, n);

@@ -28,3 +28,13 @@ extern "C" void lockstep_decode(int dtype, int kv_dtype, int head_dim, unsigned 
     TESS_DECODE_CODED_INSTANCES(RUN_I8_F16)
     TESS_DECODE_CODED_INSTANCES(RUN_I8_BF16)
 }
+
+extern "C" void lockstep_decode_merge(int dtype, unsigned groups, const tess_decode_args *args) {
+    static unsigned runs;
+    lockstep::run(groups, TESS_DECODE_MERGE_THREADS, TESS_DECODE_MERGE_SHARED, runs++, [&] {
+        if (dtype == 1)
+            tess_decode_merge_f16(*args);
+        else
+            tess_decode_merge_bf16(*args);
+    });
+}

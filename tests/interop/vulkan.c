@@ -773,8 +773,8 @@ static void test_bad_streams(void **state) {
     job_end(a, &j);
 }
 
-/* A tensor that spans more than one descriptor may is refused by name, before anything is
- * submitted. */
+/* A tensor of which one head of one sequence spans more than a descriptor may is refused by name,
+ * before anything is submitted. */
 static void test_range_limit(void **state) {
     app *a = *state;
     job j;
@@ -782,7 +782,7 @@ static void test_range_limit(void **state) {
     vkGetPhysicalDeviceProperties(a->physical, &properties);
     job_begin(a, &j, 0);
     j.run.k.buffer.size = 0; /* nothing is known of it, so nothing but the limit is in the way */
-    j.run.k.stride_batch = (int64_t)properties.limits.maxStorageBufferRange;
+    j.run.k.stride_token = (int64_t)properties.limits.maxStorageBufferRange;
     assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_UNSUPPORTED);
     assert_error_has("k: ");
     assert_error_has("maxStorageBufferRange");

@@ -109,6 +109,11 @@ cl_int nvidia_device_info(cl_int code, cl_uint what, size_t size, void *value, s
     if (what == CL_DEVICE_EXTENSIONS && code == CL_SUCCESS && value &&
         strlen(value) + sizeof extension <= size)
         memcpy((char *)value + strlen(value), extension, sizeof extension);
+    if (what == CL_DEVICE_VENDOR_ID && code == CL_SUCCESS && value && size == sizeof(cl_uint) &&
+        !strstr(mode(), "unproved")) {
+        const cl_uint nvidia = 0x10de;
+        memcpy(value, &nvidia, sizeof nvidia);
+    }
     if (what < CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV || what > CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV ||
         size != sizeof(cl_uint))
         return code;
@@ -212,7 +217,9 @@ static cl_int run(const cl_api *real, cl_command_queue queue, const object *kern
     const cl_mem *of = kernel->buffers;
     cl_int code = copy(real, queue, of, copies, 0);
     if (code == CL_SUCCESS) {
-        kernel->run((unsigned)groups, copies, &kernel->args);
+        const char *told = intel_mode() ? intel_mode() : mode();
+        const unsigned left_out = strstr(told, "wrong") ? 1 : 0;
+        kernel->run((unsigned)groups - left_out, copies, &kernel->args);
         code = copy(real, queue, of, copies, 1);
     }
     for (int n = 0; n < BUFFERS; n++) {

@@ -3,9 +3,11 @@
  * A device that passes for one of NVIDIA's: a real device with other answers, whose forward kernel
  * for tensor cores runs on the host, lanes in lockstep. The loader of the tests asks these before
  * and after it forwards a call. LOADER_NVIDIA in the environment says what the device is:
- * "8.0" and so on, or "refuses" for one of 8.0 whose compiler takes no PTX. With LOADER_INTEL it
- * passes for one of Intel's, and that is the size of its smallest subgroups. What may follow is
- * "refuses" as above, or the name of an extension that the device does not have.
+ * "8.0" and so on, or "refuses" for one of 8.0 whose compiler takes no PTX. With "unproved" behind
+ * the number it is of another vendor, on whose devices the kernel has not run, and with "wrong" as
+ * well its last workgroup does nothing. With LOADER_INTEL it passes for one of Intel's, and that is
+ * the size of its smallest subgroups. What may follow is "refuses" or "wrong" as above, or the name
+ * of an extension that the device does not have.
  */
 #ifndef TESSERA_TESTS_OPENCL_NVIDIA_H
 #define TESSERA_TESTS_OPENCL_NVIDIA_H

@@ -5,9 +5,9 @@
 
 #include "plan.h"
 
-/* Key blocks of a part of a batch-invariant plan: 512, 1,024 and 2,048 keys for few rows. */
+/* Key blocks of a part of a batch-invariant plan: for few rows 16 of 384 keys, 16 of 448, ... */
 static uint64_t fixed_length(int64_t q_len, uint32_t part) {
-    return (q_len > 16 ? 4096 : part < 8 ? 512 : part < 124 ? 1024 : 2048) / 64;
+    return q_len > 16 ? 4096 / 64 : 384 / 64 + part / 16;
 }
 
 /* Parts of a batch-invariant plan are cut at fixed places: all but the last of a job are as long as

@@ -278,7 +278,7 @@ static void test_orders(void **state) {
     assert_int_equal(0, choose(&b, &h200, 5, false, &split).candidates);
     assert_true(split.length == 0 && split.max_parts == 5);
     assert_int_equal(0, choose(&b, &h200, 0, true, &split).candidates);
-    assert_true(split.long_length == 4096 / BLOCK && split.short_length == 512 / BLOCK &&
+    assert_true(split.long_length == 4096 / BLOCK && split.short_length == 384 / BLOCK &&
                 split.length == split.short_length && split.fixed && split.grows);
     assert_true(choose(&b, &h200, 0, false, &split).candidates > 1);
     assert_true(split.length > 0);

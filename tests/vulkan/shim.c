@@ -12,6 +12,9 @@
 #include <string.h>
 
 #include "api.h"
+#include "inflate.h"
+#include "shapes.h"
+#include "spirv/forward_f16.h"
 
 enum kind {
     INSTANCE,
@@ -40,23 +43,32 @@ static atomic_long calls, failures, live[KINDS];
 static long fail_at;
 static int sticky, code;
 static char failed_name[64];
-static int kind;                      /* of device to pretend; 0: the truth */
-static uint32_t width;                /* most workgroups in a row of the grid; 0: the truth */
-static uint32_t buffers;              /* storage buffers of a stage; 0: the truth */
-static uint32_t vendor;               /* of the device to pretend; 0: the truth */
-static int wide_only;                 /* buffers have no elements of 16 bits */
-static uint32_t shared;               /* bytes of workgroup memory; 0: the truth */
-static vk_matrix_properties matrices; /* the only size to pretend; m = 0: the truth */
-static char without[64];              /* ... but this extension or feature is missing */
-static long submits, rows;            /* submissions; dispatches of several rows of workgroups */
-static long signalled;                /* submissions with a fence that is signalled already */
-static size_t cache_bytes;            /* that the last pipeline cache began with */
+static int kind;                        /* of device to pretend; 0: the truth */
+static uint32_t width;                  /* most workgroups in a row of the grid; 0: the truth */
+static uint32_t range;                  /* bytes of a binding; 0: the truth */
+static uint32_t buffers;                /* storage buffers of a stage; 0: the truth */
+static uint32_t vendor;                 /* of the device to pretend; 0: the truth */
+static int wide_only;                   /* buffers have no elements of 16 bits */
+static uint32_t shared;                 /* bytes of workgroup memory; 0: the truth */
+static vk_matrix_properties matrices;   /* the only size to pretend; m = 0: the truth */
+static char without[64];                /* ... but this extension or feature is missing */
+static int stand_in = SHIM_NO_STAND_IN; /* what the kernel on matrices is */
+static vk_handle stand_in_shader;       /* the latest one, and its pipelines */
+static vk_handle stand_in_pipelines[8];
+static atomic_long stand_in_runs;     /* dispatches of these */
+static _Thread_local vk_handle bound; /* the pipeline of what is recorded now */
+static long dispatches;
+static long submits, rows; /* submissions; dispatches of several rows of workgroups */
+static long signalled;     /* submissions with a fence that is signalled already */
+static size_t cache_bytes; /* that the last pipeline cache began with */
 
 void shim_pretend(int device_kind, unsigned most_groups) {
     kind = device_kind;
     width = most_groups;
 }
 void shim_pretend_buffers(unsigned most) { buffers = most; }
+void shim_pretend_range(unsigned bytes) { range = bytes; }
+long shim_dispatches(void) { return dispatches; }
 void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 void shim_pretend_shared(unsigned bytes) { shared = bytes; }
@@ -72,6 +84,8 @@ void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, 
                                       .scope = TVK_SCOPE_SUBGROUP};
     snprintf(without, sizeof without, "%s", lacks ? lacks : "");
 }
+void shim_pretend_kernel(int which) { stand_in = which; }
+long shim_kernel_runs(void) { return atomic_load(&stand_in_runs); }
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
 long shim_signalled(void) { return signalled; }
@@ -203,8 +217,23 @@ static vk_result shim_QueueSubmit(vk_queue queue, uint32_t count, const vk_submi
     if (fence && real.GetFenceStatus(device_now, fence) == TVK_SUCCESS) signalled++;
     return fails("QueueSubmit") ? code : real.QueueSubmit(queue, count, infos, fence);
 }
+static int is_stand_in(vk_handle pipeline) {
+    for (size_t n = 0; n < sizeof stand_in_pipelines / sizeof *stand_in_pipelines; n++)
+        if (pipeline && stand_in_pipelines[n] == pipeline) return 1;
+    return 0;
+}
+static void shim_CmdBindPipeline(vk_commands commands, uint32_t point, vk_handle pipeline) {
+    bound = pipeline;
+    real.CmdBindPipeline(commands, point, pipeline);
+}
 static void shim_CmdDispatch(vk_commands commands, uint32_t x, uint32_t y, uint32_t z) {
     rows += y > 1;
+    dispatches++;
+    if (is_stand_in(bound)) {
+        atomic_fetch_add(&stand_in_runs, 1);
+        if (stand_in == SHIM_DOES_NOTHING) return;
+        if (stand_in == SHIM_LEAVES_JOBS_OUT) x--;
+    }
     real.CmdDispatch(commands, x, y, z);
 }
 static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties *out) {
@@ -212,6 +241,7 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     if (kind) out->kind = (uint32_t)kind;
     if (vendor) out->vendor = vendor;
     if (buffers) out->limits.max_stage_storage_buffers = buffers;
+    if (range) out->limits.max_storage_range = range;
     if (width) out->limits.max_group_count[0] = width;
     if (shared) out->limits.max_shared_bytes = shared;
 }
@@ -280,10 +310,27 @@ static int needs_matrices(const vk_shader_module_create_info *info) {
         if (info->code[n + 1] == COOPERATIVE_MATRIX) return 1;
     return 0;
 }
+/* The portable kernel for float16. */
+static vk_result make_stand_in(vk_device device, const void *allocator, vk_handle *out) {
+    const size_t bytes = tess_inflated_size(tess_vk_forward_f16, sizeof tess_vk_forward_f16);
+    uint32_t *words = malloc(bytes);
+    vk_result result = TVK_ERROR_OUT_OF_HOST_MEMORY;
+    const vk_shader_module_create_info info = {
+        .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = bytes, .code = words};
+    if (words && tess_inflate(tess_vk_forward_f16, sizeof tess_vk_forward_f16,
+                              (unsigned char *)words, bytes) == 0)
+        result = real.CreateShaderModule(device, &info, allocator, out);
+    free(words);
+    if (result == TVK_SUCCESS) stand_in_shader = *out;
+    return result;
+}
 static vk_result shim_CreateShaderModule(vk_device device, const vk_shader_module_create_info *info,
                                          const void *allocator, vk_handle *out) {
+    const int matrix = matrices.m && needs_matrices(info);
     vk_result result = fails("CreateShaderModule") ? code : TVK_ERROR_UNKNOWN;
-    if (result == TVK_ERROR_UNKNOWN && !(matrices.m && needs_matrices(info)))
+    if (result == TVK_ERROR_UNKNOWN && matrix && stand_in != SHIM_NO_STAND_IN)
+        result = make_stand_in(device, allocator, out);
+    else if (result == TVK_ERROR_UNKNOWN && !matrix)
         result = real.CreateShaderModule(device, info, allocator, out);
     if (result == TVK_SUCCESS)
         atomic_fetch_add(&live[SHADER], 1);
@@ -306,10 +353,42 @@ static vk_result shim_CreatePipelineCache(vk_device device,
 }
 FORWARD(GetPipelineCacheData, (vk_device device, vk_handle cache, size_t *size, void *data),
         (device, cache, size, data))
-CREATE(CreateComputePipelines, PIPELINE,
-       (vk_device device, vk_handle cache, uint32_t count,
-        const vk_compute_pipeline_create_info *infos, const void *allocator, vk_handle *out),
-       (device, cache, count, infos, allocator, out))
+/* Kernels for a head_dim of 128 and products of 16 x 16 have tiles of 64 rows, as the portable one
+ * has that stands in for them. */
+static vk_result create_pipeline(vk_device device, vk_handle cache,
+                                 const vk_compute_pipeline_create_info *info, const void *allocator,
+                                 vk_handle *out) {
+    static const uint32_t words[] = {128, TESS_ROWS_128, TESS_KEYS_128, TESS_THREADS_128, 1};
+    enum { WORDS = sizeof words / sizeof *words };
+    vk_specialization_entry entries[WORDS];
+    for (uint32_t n = 0; n < WORDS; n++)
+        entries[n] = (vk_specialization_entry){n, 4 * n, sizeof *words};
+    const vk_specialization_info constants = {WORDS, entries, sizeof words, words};
+    vk_compute_pipeline_create_info own = *info;
+    if (!stand_in_shader || info->stage.module != stand_in_shader)
+        return real.CreateComputePipelines(device, cache, 1, info, allocator, out);
+    own.stage.next = NULL;
+    own.stage.flags = 0;
+    own.stage.specialization = &constants;
+    const vk_result result = real.CreateComputePipelines(device, cache, 1, &own, allocator, out);
+    int n = 0;
+    while (stand_in_pipelines[n]) n++;
+    if (result == TVK_SUCCESS) stand_in_pipelines[n] = *out;
+    return result;
+}
+static vk_result shim_CreateComputePipelines(vk_device device, vk_handle cache, uint32_t count,
+                                             const vk_compute_pipeline_create_info *infos,
+                                             const void *allocator, vk_handle *out) {
+    vk_result result = fails("CreateComputePipelines") ? code : TVK_SUCCESS;
+    if (result == TVK_SUCCESS)
+        result = count == 1 ? create_pipeline(device, cache, infos, allocator, out)
+                            : TVK_ERROR_UNKNOWN; /* nobody makes several at once */
+    if (result == TVK_SUCCESS)
+        atomic_fetch_add(&live[PIPELINE], 1);
+    else
+        memset(out, 0xff, sizeof *out);
+    return result;
+}
 CREATE(CreatePipelineLayout, LAYOUT,
        (vk_device device, const vk_pipeline_layout_create_info *info, const void *allocator,
         vk_handle *out),
@@ -338,9 +417,18 @@ DESTROY(FreeMemory, MEMORY)
 DESTROY(DestroyBuffer, BUFFER)
 DESTROY(DestroyFence, FENCE)
 DESTROY(DestroyQueryPool, QUERIES)
-DESTROY(DestroyShaderModule, SHADER)
+static void shim_DestroyShaderModule(vk_device device, vk_handle object, const void *allocator) {
+    if (object == stand_in_shader) stand_in_shader = 0; /* the next one may have its handle */
+    if (object) atomic_fetch_sub(&live[SHADER], 1);
+    real.DestroyShaderModule(device, object, allocator);
+}
 DESTROY(DestroyPipelineCache, CACHE)
-DESTROY(DestroyPipeline, PIPELINE)
+static void shim_DestroyPipeline(vk_device device, vk_handle object, const void *allocator) {
+    for (size_t n = 0; n < sizeof stand_in_pipelines / sizeof *stand_in_pipelines; n++)
+        if (stand_in_pipelines[n] == object) stand_in_pipelines[n] = 0;
+    if (object) atomic_fetch_sub(&live[PIPELINE], 1);
+    real.DestroyPipeline(device, object, allocator);
+}
 DESTROY(DestroyPipelineLayout, LAYOUT)
 DESTROY(DestroyDescriptorSetLayout, SET_LAYOUT)
 DESTROY(DestroyDescriptorPool, DESCRIPTORS)
@@ -380,6 +468,7 @@ static vk_function intercept(const char *name, vk_function found) {
     TAKE(GetDeviceProcAddr)
     TAKE(DestroyDevice)
     TAKE(QueueSubmit)
+    TAKE(CmdBindPipeline)
     TAKE(CmdDispatch)
     TAKE(GetPhysicalDeviceProperties)
     TAKE(GetPhysicalDeviceProperties2)
@@ -432,6 +521,8 @@ static void read_limits(void) {
     const char *most = strstr(text, "buffers=");
     if (most) buffers = (uint32_t)strtoul(most + strlen("buffers="), NULL, 10);
     if (strstr(text, "16bit=0")) wide_only = 1;
+    most = strstr(text, "range=");
+    if (most) range = (uint32_t)strtoul(most + strlen("range="), NULL, 10);
 }
 
 SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *name) {

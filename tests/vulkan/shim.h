@@ -7,7 +7,8 @@
 
 #define SHIM_API __attribute__((visibility("default")))
 
-/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0 lowers limits from the start. */
+/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N lowers limits from the
+ * start. */
 
 /* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
  * with `stays`, all later ones too. */
@@ -23,14 +24,21 @@ SHIM_API long shim_live(char *text, size_t size);
 SHIM_API void shim_pretend(int device_kind, unsigned most_groups);
 /* so many storage buffers in a stage at most; 0: the truth */
 SHIM_API void shim_pretend_buffers(unsigned most);
+/* so many bytes of a binding at most; 0: the truth */
+SHIM_API void shim_pretend_range(unsigned bytes);
+SHIM_API long shim_dispatches(void); /* so far */
 /* no storageBuffer16BitAccess */
 SHIM_API void shim_pretend_wide_only(int is);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
 /* Matrices of m x n x k float16 with results of `result` (VkComponentTypeKHR), and all that goes
- * with them but the extension or feature `without`, of subgroups of 8. Their kernel does not
- * compile. m = 0: the truth. */
+ * with them but the extension or feature `without`, of subgroups of 8. m = 0: the truth. */
 SHIM_API void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result,
                                     const char *without);
+/* What the kernel on matrices is: it does not compile; or it is the portable one in its place, for
+ * products of 16 x 16 and a head_dim above 64, which may do its work or not. */
+enum { SHIM_NO_STAND_IN, SHIM_WORKS, SHIM_DOES_NOTHING, SHIM_LEAVES_JOBS_OUT };
+SHIM_API void shim_pretend_kernel(int which);
+SHIM_API long shim_kernel_runs(void);              /* dispatches of it so far */
 SHIM_API void shim_pretend_shared(unsigned bytes); /* of a workgroup at most; 0: the truth */
 SHIM_API long shim_submits(void);                  /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */

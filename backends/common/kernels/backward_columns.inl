@@ -84,6 +84,7 @@ TESS_BACKWARD_COLUMNS_KERNEL {
                kv_batch = TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_BATCH),
                first_segment = TESS_WORD(column + TESS_WORD_COLUMN_SEGMENT),
                segments = TESS_WORD(column + TESS_WORD_COLUMN_SEGMENTS) * TESS_UINT(present);
+    TESS_LEAVE_UNLESS_BOUND(sequence, 0u, kv_head)
     const int q_first = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_FIRST)),
               q_len = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN));
     const tess_offset q_start = TESS_WORD64(sequence + TESS_WORD_SEQUENCE_Q_START),

@@ -6,6 +6,7 @@
  * as O and dLSE as K_SCALE: tess_portable_stage.
  */
 #include "backward_strips.h"
+#include "items.h"
 
 TESS_BACKWARD_DELTA_KERNEL {
     const bool present = TESS_GROUP < args.items;
@@ -17,11 +18,12 @@ TESS_BACKWARD_DELTA_KERNEL {
                batch = TESS_WORD(sequence + TESS_WORD_SEQUENCE_BATCH),
                rows = tess_min(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN) - first,
                                TESS_UINT(TESS_STRIP_ROWS)),
-               heads = TESS_ARGS_HEADS;
+               first_head = TESS_FIRST_BOUND_HEAD, heads = TESS_BOUND_HEADS(TESS_ARGS_HEADS);
+    TESS_LEAVE_UNLESS_BOUND(sequence, first, first_head / args.group)
     const tess_offset start =
         TESS_WORD64(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(first);
     for (uint e = TESS_THREAD; present && e < rows * heads; e += TESS_STRIP_THREADS) {
-        const uint head = e / rows, row = e - head * rows;
+        const uint n = e / rows, row = e - n * rows, head = first_head + n;
         const tess_offset own = start + TESS_OFFSET(row),
                           to = tess_strip_at(number, head, first + row TESS_TABLES_OF_KERNEL);
         const float lse = TESS_LOAD_FLOAT(LSE, TESS_FIRST_OF(lse, batch, own, head));

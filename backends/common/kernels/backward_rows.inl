@@ -53,6 +53,7 @@ TESS_BACKWARD_ROWS_KERNEL {
     TESS_LEAVE_UNLESS(present);
     const uint job = args.items_at + (present ? TESS_GROUP : 0u) * TESS_JOB_WORDS;
     const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
+    TESS_LEAVE_UNLESS_BOUND(tile.sequence, tile.row, tile.head / args.group)
     const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
     const uint used = present ? tile.packed_rows : 0u,
                keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);

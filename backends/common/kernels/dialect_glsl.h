@@ -61,7 +61,16 @@ layout(constant_id = 4) const uint TESS_PAIRS_DTYPE = 1u; /* 1 or 2, as TESS_DTY
 #define TESS_ELEMENT4 uvec2
 #endif
 
-layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block { tess_args args; };
+/* Whose jobs find everything that they need in what is bound (backends/vulkan/windows.c): entries
+ * of the batch dimension of K and V, first rows of jobs, ends of packed keys, and kv heads. */
+struct tess_bound {
+    uint first_batch, last_batch, first_row, last_row, first_key, last_key;
+    uint first_kv_head, last_kv_head;
+};
+layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block {
+    tess_args args;
+    tess_bound bound;
+};
 
 /* Inputs are seen twice, as elements and as groups of 4. */
 layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q { TESS_ELEMENT Q_[]; };
@@ -98,6 +107,22 @@ layout(set = 0, binding = TESS_BIND_WORKSPACE) buffer tess_workspace { float wor
 layout(set = 0, binding = TESS_BIND_WORKSPACE) readonly buffer tess_workspace4 {
     vec4 workspace4_[];
 };
+
+bool tess_is_bound(uint sequence, uint row, uint kv_head) {
+    const uint batch = tables_[sequence + TESS_WORD_SEQUENCE_KV_BATCH],
+               first_row = tables_[sequence + TESS_WORD_SEQUENCE_Q_START] + row,
+               end = tables_[sequence + TESS_WORD_SEQUENCE_KV_START] +
+                     tables_[sequence + TESS_WORD_SEQUENCE_KV_LEN],
+               last_key = max(end, 1u) - 1u;
+    return batch >= bound.first_batch && batch <= bound.last_batch &&
+           first_row >= bound.first_row && first_row <= bound.last_row &&
+           last_key >= bound.first_key && last_key <= bound.last_key &&
+           kv_head >= bound.first_kv_head && kv_head <= bound.last_kv_head;
+}
+#define TESS_LEAVE_UNLESS_BOUND(sequence, row, kv_head) \
+    if (!tess_is_bound(sequence, row, kv_head)) return;
+#define TESS_FIRST_BOUND_HEAD     (bound.first_kv_head * args.group)
+#define TESS_BOUND_HEADS(n_heads) ((bound.last_kv_head + 1u - bound.first_kv_head) * args.group)
 
 #define tess_min(a, b)  min(a, b)
 #define tess_max(a, b)  max(a, b)

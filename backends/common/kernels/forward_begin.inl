@@ -10,6 +10,7 @@ const bool present = TESS_GROUP < items;
 TESS_LEAVE_UNLESS(present);
 const uint job = tess_find_item(TESS_GROUP, present, TESS_JOB_WORDS TESS_TABLES_OF_KERNEL);
 const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
+TESS_LEAVE_UNLESS_BOUND(tile.sequence, tile.row, tile.head / args.group)
 const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
 const uint used = present ? tile.packed_rows : 0u; /* rows of the tile that are stored */
 const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);

@@ -16,13 +16,20 @@
         }                                                                          \
     }
 
+/* Of rows, of which a thread has one or two. Compilers leave a loop over them as it is, whatever it
+ * asks for, where the code for one is long; O would then be in memory throughout the kernel. */
+#define TESS_STORE_GROUP(number)                                        \
+    {                                                                   \
+        const uint g = number;                                          \
+        vec4 total = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                      \
+        TESS_UNROLL_4 for (uint c = 0u; c < TESS_COLUMNS; c++) total += \
+            reduce[(c * TESS_ROWS + first_row) / 4u + g];               \
+        TESS_EACH_ROW(TESS_STORE_ROW)                                   \
+    }
+
 #include "forward_result.inl"
 TESS_UNROLL for (uint g = 0u; g < TESS_THREAD_ROWS / 4u; g++)
     reduce[(column * TESS_ROWS + first_row) / 4u + g] = row_sum[g];
 TESS_BARRIER;
-TESS_UNROLL for (uint g = 0u; g < TESS_THREAD_ROWS / 4u; g++) {
-    vec4 total = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
-    TESS_UNROLL_4 for (uint c = 0u; c < TESS_COLUMNS; c++) total +=
-        reduce[(c * TESS_ROWS + first_row) / 4u + g];
-    TESS_EACH_ROW(TESS_STORE_ROW)
-}
+TESS_STORE_GROUP(0u)
+if (TESS_THREAD_ROWS > 4u) TESS_STORE_GROUP(TESS_THREAD_ROWS / 4u - 1u)

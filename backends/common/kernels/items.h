@@ -3,6 +3,14 @@
 #ifndef TESS_ITEMS_H
 #define TESS_ITEMS_H
 
+/* Vulkan binds a part of each tensor where one is larger than a binding may be: dialect_glsl.h. A
+ * workgroup leaves whose sequence, first row or kv head is not bound. */
+#ifndef TESS_LEAVE_UNLESS_BOUND
+#define TESS_LEAVE_UNLESS_BOUND(sequence, row, kv_head)
+#define TESS_FIRST_BOUND_HEAD     0u
+#define TESS_BOUND_HEADS(n_heads) (n_heads)
+#endif
+
 /* How many items of this launch there are; in a step, perhaps fewer than it has room for. */
 TESS_FUNCTION uint tess_present_items(uint items TESS_TABLES) {
     if ((args.flags & TESS_ARGS_STEP) == 0u) return items;

@@ -30,6 +30,7 @@
 
 /* The fields of a tess_merge. */
 TESS_STRUCT(tess_merged) {
+    uint sequence; /* word where it begins in the tables */
     uint batch, head, row, rows, packed_rows;
     uint partial, parts;
     tess_offset q_start; /* of the first row */
@@ -39,6 +40,7 @@ TESS_FUNCTION tess_merged tess_read_merge(uint merge TESS_TABLES) {
     tess_merged m;
     const uint sequence =
         args.sequences_at + TESS_WORD(merge + TESS_WORD_MERGE_SEQUENCE) * TESS_SEQUENCE_WORDS;
+    m.sequence = sequence;
     m.batch = TESS_WORD(sequence + TESS_WORD_SEQUENCE_BATCH);
     m.head = TESS_LOW_HALF(TESS_WORD(merge + TESS_WORD_MERGE_HEAD));
     m.row = TESS_WORD(merge + TESS_WORD_MERGE_ROW);
@@ -70,6 +72,7 @@ TESS_MERGE_KERNEL {
     const tess_merged merge = tess_read_merge(
         tess_find_item(TESS_GROUP / groups, present, TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL)
             TESS_TABLES_OF_KERNEL);
+    TESS_LEAVE_UNLESS_BOUND(merge.sequence, merge.row, merge.head / args.group)
     const uint first_row = TESS_GROUP % groups * TESS_MERGE_ROWS, head_dim = TESS_HEAD_DIM;
     const uint used = present ? merge.packed_rows : 0u, parts = present ? merge.parts : 0u;
     const tess_offset o_base = TESS_FIRST(o, merge, merge.q_start, merge.head);

@@ -273,18 +273,22 @@ TESS_FUNCTION uint tess_parts_of(uint blocks, tess_divisor length) {
 
 /* The same of parts that grow, as TESS_SHORT_ROWS says. */
 TESS_FUNCTION uint tess_short_parts_of(uint blocks, uint length) {
-    const uint once = TESS_SHORT_PARTS, twice = TESS_SHORT_TWICE_PARTS, far = once + 2u * twice,
-               n = tess_larger(tess_quotient_up(blocks, length), 1u);
-    return n <= once  ? n
-           : n <= far ? once + (n - once + 1u) / 2u
-                      : once + twice + (n - far + 3u) / 4u;
+    uint before = 0u;
+    const uint growth = TESS_SHORT_GROWTH(length);
+    while (blocks > TESS_SHORT_PARTS * length) {
+        blocks -= TESS_SHORT_PARTS * length;
+        before += TESS_SHORT_PARTS;
+        length += growth;
+    }
+    return before + tess_larger(tess_quotient_up(blocks, length), 1u);
 }
 
 /* Where such a part begins. */
 TESS_FUNCTION uint tess_short_begin(uint part, uint length) {
-    const uint once = TESS_SHORT_PARTS, all = once + TESS_SHORT_TWICE_PARTS;
-    return length *
-           (part + (part > once ? part - once : 0u) + (part > all ? 2u * (part - all) : 0u));
+    const uint longer = part / TESS_SHORT_PARTS, growth = TESS_SHORT_GROWTH(length);
+    return part * length +
+           growth * longer *
+               (TESS_SHORT_PARTS / 2u * (longer > 0u ? longer - 1u : 0u) + part % TESS_SHORT_PARTS);
 }
 
 /* The tile that `n` other ones of its sequence come before: the last one, which reads most, is the

@@ -14,6 +14,7 @@
  */
 #include "codes.cuh"
 #include "decode_args.h"
+#include "decode_merge.cuh"
 #include "fragments.cuh"
 #include "key_places.cuh"
 #include "sm80_keys.cuh"
@@ -880,3 +881,6 @@ TESS_DECODE_CODED_INSTANCES(E4M3_BF16)
 TESS_DECODE_CODED_INSTANCES(E4M3_F16)
 TESS_DECODE_CODED_INSTANCES(I8_BF16)
 TESS_DECODE_CODED_INSTANCES(I8_F16)
+
+TESS_DECODE_MERGE(f16)
+TESS_DECODE_MERGE(bf16)

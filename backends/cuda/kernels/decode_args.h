@@ -14,7 +14,7 @@ typedef struct tess_decode_args {
     tess_arg_u64 block_table, tables, workspace;
     /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
     tess_arg_u32 wide;
-    tess_arg_u32 warps;  /* of a thread block */
+    tess_arg_u32 warps;  /* of a thread block; of a merge: rows that one takes at a time */
     tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
     float scale_log2;    /* |scale| in exponents of 2 */
     /* of K and V that are codes of 8 bits */
@@ -49,5 +49,12 @@ typedef struct tess_decode_args {
     (TESS_DECODE_HEADER(rows, most) + 2 * (head_dim) * (rows) +          \
      (warps) * (stages)*TESS_DECODE_KEYS(element) *                      \
          (2 * (element) * (head_dim) + TESS_DECODE_SCALES(element) + 8))
+
+/* The merge: a thread has 4 elements of the rows of its block, of which there is one or as many as
+ * these, where they have at most 4 elements a thread. */
+#define TESS_DECODE_MERGE_THREADS 128
+#define TESS_DECODE_MERGE_ROWS    4
+#define TESS_DECODE_MERGE_GROUPS  3 /* thread blocks that a multiprocessor runs at a time */
+#define TESS_DECODE_MERGE_SHARED  (11 << 10)
 
 #endif /* TESS_CUDA_DECODE_ARGS_H */

@@ -89,6 +89,7 @@ append append_pairs TESS_PAIRS=1
 copy_pages copy_pages_16 TESS_BITS=16
 copy_pages copy_pages_32 TESS_BITS=32
 copy_pages copy_pages_pairs TESS_PAIRS=1
+copy_bytes copy_bytes TESS_COPY=1
 prepare prepare TESS_STEPS=1
 MODULES
 
