@@ -43,8 +43,7 @@ static const char help[] =
     "not at all\n"
     "  --list           print the families and their problems\n"
     "  --help  --version\n\n"
-    "docs/bench.md explains how to read the results. Exit status: 0; 1 when something failed or "
-    "was interrupted; 2 for unknown words.\n";
+    "Exit status: 0; 1 when something failed or was interrupted; 2 for unknown words.\n";
 
 enum { N_OUTPUTS = 4 };
 static const char *const output_names[N_OUTPUTS] = {"json", "csv", "md", "html"};

@@ -36,6 +36,8 @@ class Contract(CommandTest):
                       ("tune",)):
             done = self.succeed(*words, "--help")
             self.assertTrue(done.out.startswith("usage: tessera") and done.err == "", words)
+            # An installed copy has neither the documents nor the examples of the sources.
+            self.assertNotRegex(done.out, r"\.md\b|docs/|examples/|bench/|\./dev", words)
             done = self.succeed(*words, "--version")
             self.assertRegex(done.out, r"^tessera \d+\.\d+\.\d+\n$")
             if words:
