@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A made-up result file as large as that of the suite `vendors` on a machine with a GPU: 37 shapes on
-four devices. No number here was measured. `python3 made_table.py FILE` writes it."""
+"""A made-up result file as large as that of the suite `vendors` on a machine with a GPU: 37 shapes
+on four devices. No number here was measured. `python3 made_table.py FILE` writes it."""
 import sys
 
 import made_results as made

@@ -109,7 +109,7 @@ class Compare(command.CommandTest):
                             ("schema1", ["old.json", "a.json", "--base", "a.json"])):
             done = self.compare(*words, "--md", "out.md")
             self.golden(name + ".txt", done.out)
-            self.golden(name + ".md", self.read("out.md"))
+            self.golden(name + "-markdown.txt", self.read("out.md"))
 
     # -------------------------------------------------------------- every number again
 

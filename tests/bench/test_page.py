@@ -119,7 +119,8 @@ class Page(command.CommandTest):
                     self.open(width=width, dark=dark, script=script)
                     which = f"{width} {'dark' if dark else 'light'} {'script' if script else ''}"
                     value = self.browser.value
-                    self.assertLessEqual(value("document.documentElement.scrollWidth"), width, which)
+                    self.assertLessEqual(value("document.documentElement.scrollWidth"), width,
+                                         which)
                     rows = self.rows()
                     plain = plain or rows
                     self.assertEqual(rows, plain, which)  # the script marks what C marked
@@ -143,14 +144,16 @@ class Page(command.CommandTest):
                          [r for r, row in enumerate(rows) if row["kind"] == "decode"])
         self.choose("Find", "pages")
         shown = self.rows()
-        self.assertEqual([rows[r]["detail"] for r, _ in shown], ["bf16, 32/8 heads, D 128, pages 64"])
+        self.assertEqual([rows[r]["detail"] for r, _ in shown],
+                         ["bf16, 32/8 heads, D 128, pages 64"])
         fragment = self.browser.value("location.hash")
         self.assertEqual(fragment, "#op=decode&find=pages")
         self.press("Reset")
         self.assertEqual((self.rows(), self.browser.value("location.hash")), (everything, ""))
         self.open(fragment=fragment)
         self.assertEqual(self.rows(), shown)
-        self.assertEqual(self.browser.value("document.querySelector('[type=search]').value"), "pages")
+        self.assertEqual(self.browser.value("document.querySelector('[type=search]').value"),
+                         "pages")
         # The fastest of what is left is the fastest.
         self.open()
         column = next(k for k, c in enumerate(self.matrix["columns"]) if c["id"] == "cuda:0")
@@ -217,7 +220,8 @@ class Page(command.CommandTest):
             if ratio == 1:
                 self.assertEqual(text, "base")
             else:
-                self.assertAlmostEqual(float(text.split("x")[0]), ratio, delta=0.006 * max(ratio, 1))
+                self.assertAlmostEqual(float(text.split("x")[0]), ratio,
+                                       delta=0.006 * max(ratio, 1))
 
     # -------------------------------------------------------------- plots
 
