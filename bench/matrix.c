@@ -77,11 +77,13 @@ static void append(char *text, size_t size, const char *separator, const char *m
 static void describe_row(matrix_row *row) {
     static const struct {
         const char *key, *as;
-    } words[] = {{"block", "B="},       {"local", "L="},     {"stride", "V="},
-                 {"window", "window "}, {"sinks", "sinks "}, {"kv_dtype", "K and V in "}};
+    } words[] = {
+        {"block", "B="},     {"local", "L="},     {"stride", "V="},           {"left", "left "},
+        {"right", "right "}, {"sinks", "sinks "}, {"kv_dtype", "K and V in "}};
     const bench_result *x = row->shape;
     const char *pattern = strcmp(x->pattern, "s2") == 0 ? "S2" : x->pattern;
     char tokens[24], heads[32], value[64], text[96];
+    int letters = 0;
     short_tokens(tokens, sizeof tokens, x->kv_len);
     if (row->kind == MATRIX_CHUNK)
         snprintf(row->name, sizeof row->name, "%s %" PRId64 " on %s", pattern, x->q_len, tokens);
@@ -105,7 +107,9 @@ static void describe_row(matrix_row *row) {
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (!word_value(x->line, words[i].key, value, sizeof value)) continue;
         snprintf(text, sizeof text, "%s%s", words[i].as, value);
-        append(row->detail, sizeof row->detail, i && strchr(words[i].as, '=') ? " " : ", ", text);
+        const int letter = strchr(words[i].as, '=') != NULL;
+        append(row->detail, sizeof row->detail, letters && letter ? " " : ", ", text);
+        letters |= letter;
     }
 }
 
@@ -235,6 +239,16 @@ static void plain_name(const bench_device *d, char *name, size_t size) {
     }
 }
 
+/* Shortens a name to so many characters, between words where it has some. */
+static void cut_name(char *name, size_t most) {
+    if (strlen(name) <= most) return;
+    size_t n = most;
+    while (n > 0 && name[n] != ' ') n--;
+    if (n < 4) n = most;
+    while (n > 0 && ((unsigned char)name[n] & 0xc0) == 0x80) n--; /* not inside of a character */
+    name[n] = 0;
+}
+
 static void name_column(const matrix *m, matrix_column *c) {
     const bench_device *d = c->about;
     const char *through = c->peer[0] ? c->peer : d->backend[0] ? d->backend : d->id;
@@ -246,7 +260,8 @@ static void name_column(const matrix *m, matrix_column *c) {
              c->peer, kernel[0] ? " " : "", kernel);
     snprintf(c->name, sizeof c->name, "%s%.90s (%.30s%s%.40s)", file, name, through,
              kernel[0] ? ", " : "", kernel);
-    snprintf(c->head, sizeof c->head, "%s%.16s %.12s%s%.16s", file, name, through,
+    cut_name(name, 18);
+    snprintf(c->head, sizeof c->head, "%s%.18s %.12s%s%.16s", file, name, through,
              kernel[0] ? " " : "", kernel);
 }
 

@@ -11,6 +11,7 @@ void matrix_text(const matrix *m, FILE *f); /* at most four columns beside each 
 void matrix_markdown(const matrix *m, FILE *f);
 void matrix_csv(const matrix *m, FILE *f); /* a line for each cell */
 void matrix_json(const matrix *m, FILE *f);
+void matrix_brief_json(const matrix *m, FILE *f); /* without what the page's script does not need */
 
 /* One line about a file: its letter and path, library, machine, time. */
 void matrix_file_line(const matrix *m, int file, char *text, size_t size);

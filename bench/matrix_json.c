@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The matrix as JSON: what `compare --json` writes, and the page carries for its script. Nothing in
- * it can end a script element or a string, whatever a result file holds. */
+/* The matrix as JSON: what `compare --json` writes, and, without what its script does not need, the
+ * page carries. Nothing in it can end a script element or a string, whatever a result file holds.
+ */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -145,8 +146,8 @@ static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
     fputc('}', f);
 }
 
-static void measured_members(writer *w, const matrix_cell *c) {
-    static const char *const places[] = {"behind", "best", "level"};
+/* What a script can draw with. */
+static void brief_members(writer *w, const matrix_cell *c) {
     const bench_result *x = c->of;
     text(w, "kernel", x->kernel);
     number(w, "median", x->median);
@@ -157,6 +158,16 @@ static void measured_members(writer *w, const matrix_cell *c) {
     if (x->suspect) truth(w, "suspect", 1);
     number(w, "rate", c->rate);
     number(w, "limit_share", x->limit_share);
+    if (isfinite(x->speedup)) {
+        number(w, "speedup", x->speedup);
+        number(w, "speedup_low", x->speedup_low);
+        number(w, "speedup_high", x->speedup_high);
+    }
+}
+
+static void other_members(writer *w, const matrix_cell *c) {
+    static const char *const places[] = {"behind", "best", "level"};
+    const bench_result *x = c->of;
     if (c->limit) text(w, "limit", unit_word(c->limit->unit));
     if (isfinite(c->behind)) {
         text(w, "place", places[c->place]);
@@ -167,11 +178,6 @@ static void measured_members(writer *w, const matrix_cell *c) {
         ratio_members(&o, &c->ratio);
         fputc('}', w->f);
     }
-    if (isfinite(x->speedup)) {
-        number(w, "speedup", x->speedup);
-        number(w, "speedup_low", x->speedup_low);
-        number(w, "speedup_high", x->speedup_high);
-    }
     number(w, "plan_seconds", x->plan_seconds);
     number(w, "first_seconds", x->first_seconds);
     if (isfinite(x->compile_seconds)) number(w, "compile_seconds", x->compile_seconds);
@@ -179,7 +185,7 @@ static void measured_members(writer *w, const matrix_cell *c) {
     if (isfinite(x->joules)) number(w, "joules", x->joules);
 }
 
-static void cell_object(const matrix_cell *c, FILE *f) {
+static void cell_object(const matrix_cell *c, int brief, FILE *f) {
     writer w = {f, 0};
     if (!c->of) {
         fputs("null", f);
@@ -188,7 +194,8 @@ static void cell_object(const matrix_cell *c, FILE *f) {
     fputc('{', f);
     text(&w, "status", status_word(c->of->status));
     if (c->state == MATRIX_MEASURED) {
-        measured_members(&w, c);
+        brief_members(&w, c);
+        if (!brief) other_members(&w, c);
     } else {
         if (c->of->need_seconds > 0) number(&w, "need_seconds", c->of->need_seconds);
         text(&w, "note", c->of->note);
@@ -196,7 +203,7 @@ static void cell_object(const matrix_cell *c, FILE *f) {
     fputc('}', f);
 }
 
-static void row_object(const matrix *m, int i, FILE *f) {
+static void row_object(const matrix *m, int i, int brief, FILE *f) {
     const matrix_row *row = &m->rows[i];
     const bench_result *x = row->shape;
     writer w = {f, 0};
@@ -221,7 +228,7 @@ static void row_object(const matrix *m, int i, FILE *f) {
     key(&w, "cells");
     for (int k = 0; k < m->n_columns; k++) {
         fputs(k ? ",\n" : "[\n", f);
-        cell_object(matrix_at(m, i, k), f);
+        cell_object(matrix_at(m, i, k), brief, f);
     }
     fputs("]}", f);
 }
@@ -243,7 +250,7 @@ static void file_object(const matrix *m, int i, FILE *f) {
     fputc('}', f);
 }
 
-void matrix_json(const matrix *m, FILE *f) {
+static void write_matrix(const matrix *m, int brief, FILE *f) {
     fputs("{\"schema\":\"tessera-compare\",\"schema_version\":1,\n\"by_base\":", f);
     fputs(m->by_base ? "true,\n\"files\":[" : "false,\n\"files\":[", f);
     for (int i = 0; i < m->n_files; i++) {
@@ -258,7 +265,10 @@ void matrix_json(const matrix *m, FILE *f) {
     fputs("],\n\"rows\":[", f);
     for (int i = 0; i < m->n_rows; i++) {
         fputs(i ? ",\n" : "\n", f);
-        row_object(m, i, f);
+        row_object(m, i, brief, f);
     }
     fputs("]}\n", f);
 }
+
+void matrix_json(const matrix *m, FILE *f) { write_matrix(m, 0, f); }
+void matrix_brief_json(const matrix *m, FILE *f) { write_matrix(m, 1, f); }

@@ -49,7 +49,7 @@ static void library(FILE *f) {
 /* The licence of the library stands in the page, as it asks for. */
 static void scripts(const matrix *m, const page_options *o, FILE *f) {
     fputs("<script type=\"application/json\" id=\"data\">\n", f);
-    matrix_json(m, f);
+    matrix_brief_json(m, f);
     fputs("</script>\n", f);
     if (library_size() && !o->plain) {
         fputs(

@@ -151,7 +151,11 @@ static void measured_cell(const matrix *m, const matrix_row *row, const matrix_c
     fprintf(f, "<b>%s</b><small><span>%s</span>", text_seconds(a, sizeof a, x->median),
             text_rate(b, sizeof b, c->rate, matrix_kind_unit(row->kind)));
     if (isfinite(x->limit_share))
-        fprintf(f, " \xc2\xb7 <span>%s</span>", short_percent(a, sizeof a, x->limit_share));
+        fprintf(f, " \xc2\xb7 <span%s>%s</span>",
+                x->limit_share > 1.05 ? " class=\"flag\" title=\"more than the limit: one of both "
+                                        "was disturbed, or a cache helped\""
+                                      : "",
+                short_percent(a, sizeof a, x->limit_share));
     fprintf(f, " \xc2\xb7 <span class=\"%s\">IQR %s</span>", x->noisy ? "flag" : "iqr",
             short_percent(a, sizeof a, x->spread));
     if (x->suspect)

@@ -123,7 +123,11 @@ const page = (() => {
 
   const orders = { // of cells, the best first
     time: (c) => c.median, rate: (c) => -c.rate, share: (c) => -(c.limit_share || 0),
-    spread: (c) => c.spread, behind: (c) => c.behind || 1,
+    spread: (c) => c.spread,
+    behind: (c, row, off) => {
+      const best = fastest(row, off);
+      return best < 0 ? 1 : c.median / row.cells[best].median;
+    },
   };
 
   function sortRows(off) {
@@ -133,7 +137,7 @@ const page = (() => {
     const place = (tr) => {
       const row = data.rows[tr.dataset.r], cell = column >= 0 ? row.cells[column] : null;
       if (column < 0) return Number(tr.dataset.r);
-      return shown(cell, column, off) ? order(cell) : Infinity;
+      return shown(cell, column, off) ? order(cell, row, off) : Infinity;
     };
     for (const body of table.tBodies) {
       const rows = [...body.rows].filter((tr) => tr.dataset.r !== undefined);
