@@ -15,6 +15,7 @@
 #include "limits/gpu.h"
 #include "limits/server.h"
 #include "machine.h"
+#include "read_loop.h"
 #include "stats.h"
 
 enum { GEMM_SIZE = 2048, GEMM_SMALL = 1024, GEMM_LARGE = 4096, MIN_SAMPLES = 3, MAX_SAMPLES = 16 };
@@ -93,17 +94,6 @@ typedef struct copy_work {
     int rounds, reads;
 } copy_work;
 
-/* The sum of the words of an array, in as many chains as hide the time of an addition. */
-static uint64_t read_words(const char *from, size_t bytes) {
-    enum { CHAINS = 32 };
-    uint64_t sums[CHAINS] = {0}, sum = 0;
-    const uint64_t *words = (const uint64_t *)(const void *)from;
-    for (size_t n = 0; n < bytes / sizeof *words; n += CHAINS)
-        for (int i = 0; i < CHAINS; i++) sums[i] += words[n + (size_t)i];
-    for (int i = 0; i < CHAINS; i++) sum += sums[i];
-    return sum;
-}
-
 static void *copy_thread(void *argument) {
     copy_work *w = argument;
     memset(w->from, 1, w->bytes); /* pages belong to the thread that uses them */
@@ -111,7 +101,7 @@ static void *copy_thread(void *argument) {
     for (int i = 0; i < w->rounds; i++) {
         pthread_barrier_wait(w->barrier);
         if (w->reads)
-            w->to[0] = (char)read_words(w->from, w->bytes);
+            w->to[0] = (char)read_loop(w->from, w->bytes);
         else
             memcpy(w->to, w->from, w->bytes);
         __asm__ volatile("" : : "r"(w->to) : "memory");
