@@ -19,6 +19,7 @@
 #include "problem.h"
 #include "report.h"
 #include "runner.h"
+#include "submit.h"
 #include "text.h"
 #include "vendors.h"
 
@@ -41,6 +42,8 @@ static const char help[] =
     "  --no-planning    do not measure planning times\n"
     "  --json F  --csv F  --md F  --html F    write the results to files, which appear whole or "
     "not at all\n"
+    "  --submit         write the results of the suite vendors to a file of this folder, named "
+    "after the device, without paths and settings: one for bench/results; nothing is sent\n"
     "  --list           print the families and their problems\n"
     "  --help  --version\n\n"
     "Exit status: 0; 1 when something failed or was interrupted; 2 for unknown words.\n";
@@ -52,7 +55,7 @@ typedef struct bench_arguments {
     const char *outputs[N_OUTPUTS]; /* paths, or NULL */
     const char *dtypes;
     double budget; /* 0: the suite's own */
-    int list;
+    int list, submit;
     run_options run;
     char suite[128];
     char line[BENCH_LINE];
@@ -153,6 +156,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         ENERGY,
         NO_CEILINGS,
         NO_PLANNING,
+        SUBMIT,
         LIST,
         OUTPUT,
         N_OPTIONS = OUTPUT + N_OUTPUTS
@@ -164,6 +168,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
                                {.name = "energy"},
                                {.name = "no-ceilings"},
                                {.name = "no-planning"},
+                               {.name = "submit"},
                                {.name = "list"}};
     size_t n_words;
     for (int i = 0; i < N_OUTPUTS; i++)
@@ -182,10 +187,13 @@ static int parse(int argc, char **argv, bench_arguments *a) {
     if (o[KERNELS].given && !a->run.all_kernels && strcmp(o[KERNELS].value, "pick") != 0)
         return usage_error("--kernels: neither 'pick' nor 'all': ", o[KERNELS].value);
     a->dtypes = o[DTYPE].value;
+    a->submit = o[SUBMIT].given;
     if (o[BUDGET].given && (status = parse_budget(o[BUDGET].value, &a->budget)) != CLI_GO_ON)
         return status;
     status = n_words && strchr(argv[1], '=') ? parse_problem(argv + 1, n_words, a)
                                              : parse_suites(argv + 1, n_words, a);
+    if (status == CLI_GO_ON && a->submit && (strcmp(a->suite, "vendors") != 0 || a->dtypes))
+        return usage_error("--submit: takes the whole suite vendors, and no other", NULL);
     for (int i = 0; i < N_OUTPUTS && status == CLI_GO_ON; i++) {
         a->outputs[i] = o[OUTPUT + i].value;
         for (int j = 0; j < i; j++)
@@ -275,6 +283,24 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
     return status == 0 ? CLI_OK : CLI_FAILED;
 }
 
+/* The file for the public table; the report is cleaned for it. */
+static int write_submission(bench_report *r) {
+    char name[128], error[512] = "out of memory";
+    text_file file = {0};
+    submit_name(r, name, sizeof name);
+    submit_clean(r);
+    int status = text_file_open(&file, name, error, sizeof error);
+    if (status == 0) status = json_write(r, file.stream);
+    if (status == 0) status = text_file_close(&file, error, sizeof error);
+    if (status == 0) status = text_file_publish(&file, error, sizeof error);
+    text_file_discard(&file);
+    if (status != 0) return cli_error(CLI_FAILED, "bench", "--submit: %s", error);
+    printf("\nwritten: %s. Nothing was sent. To be in the public table, add it to bench/results of "
+           "the repository.\n",
+           name);
+    return CLI_OK;
+}
+
 static int has_ceilings(const bench_report *r) {
     int n = 0;
     for (int i = 0; i < r->n_devices; i++) n += r->devices[i].n_ceilings;
@@ -302,6 +328,9 @@ static int measure_and_report(const bench_arguments *a, bench_report *report) {
     const int worth_writing =
         report->n_results || (interrupted && (report->n_planning || has_ceilings(report)));
     if (worth_writing && write_outputs(report, a) != CLI_OK) status = CLI_FAILED;
+    if (a->submit && !interrupted && report_count(report, BENCH_OK) &&
+        write_submission(report) != CLI_OK)
+        status = CLI_FAILED;
     if (interrupted)
         return cli_error(CLI_FAILED, "bench",
                          worth_writing ? "interrupted; what was complete by then is reported"

@@ -325,14 +325,16 @@ static void ceilings_table(table *t, const bench_report *r) {
                        used ? " *" : "");
             table_cell(t, "%s", text_rate(a, sizeof a, c->rate, unit));
             table_cell(t, "%s", text_rate(a, sizeof a, c->best, unit));
-            if (c->own_loop)
+            if (c->own_loop && c->unit == BENCH_GEMM)
                 table_cell(t, "-");
             else if (c->unit == BENCH_GEMM)
                 table_cell(t, "%" PRId64 "^3", c->size);
             else
                 table_cell(t, "%s", text_bytes(a, sizeof a, (double)c->size));
             table_cell(t, "%d", c->threads);
-            table_cell(t, "%s%s", c->library, c->own_loop ? " (no library found)" : "");
+            table_cell(t, "%s%s%s%s", c->library,
+                       c->own_loop && c->unit == BENCH_GEMM ? " (no library found)" : "",
+                       c->via[0] ? " via " : "", c->via);
             table_cell(t, "%s", c->method);
         }
     }

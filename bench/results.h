@@ -45,6 +45,7 @@ typedef struct bench_device {
     char uuid[40];    /* 8-4-4-4-12 hexadecimal digits in small letters */
     char pci[24];     /* "0000:19:00.0" */
     char sensors[96]; /* what clock, power and temperature were read from; "" where nothing is */
+    int ordinal;      /* among devices of its backend with its name; not in files */
     char energy[96];  /* what joules were read from; "" where nothing is */
 } bench_device;
 

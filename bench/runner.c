@@ -82,9 +82,7 @@ static int run_device(session *s, double seconds) {
         s->failed = 1;
         return 0;
     }
-    if (s->options->ceilings && strcmp(d->kind, "gpu") == 0)
-        status = ceilings_device_copy(d, s->device, 1.0);
-    if (s->options->planning && status == 0) {
+    if (s->options->planning) {
         progress_now(&s->bar, "planning");
         status =
             planning_measure(s->report, s->runtime, s->device, s->index, NULL, error, sizeof error);
@@ -107,25 +105,7 @@ static int run_device(session *s, double seconds) {
     return status;
 }
 
-static int measure_ceilings(session *s) {
-    bench_report *r = s->report;
-    for (int i = 0; i < r->n_devices && !clock_interrupted(); i++) {
-        bench_device *d = &r->devices[i];
-        if (strcmp(d->kind, "gpu") == 0) {
-            snprintf(d->ceiling_note, sizeof d->ceiling_note,
-                     "no library for matrix products is known for this backend");
-            continue;
-        }
-        /* Software devices run on the CPUs that this process may use. */
-        int threads = strcmp(d->kind, "cpu") == 0 && d->compute_units ? (int)d->compute_units
-                                                                      : r->machine.cpus_allowed;
-        char text[96];
-        snprintf(text, sizeof text, "ceilings of %s", d->id);
-        progress_now(&s->bar, text);
-        if (ceilings_cpu(d, threads, fmin(8, s->options->budget / 6)) != 0) return -1;
-    }
-    return 0;
-}
+static void tell_now(void *user, const char *text) { progress_now(user, text); }
 
 /* The problems that were asked for, as a page lists them. */
 static int list_lines(const run_options *o, bench_report *report) {
@@ -156,21 +136,30 @@ static int list_lines(const run_options *o, bench_report *report) {
 int run_suite(const run_options *options, bench_report *report) {
     session s = {.options = options, .report = report};
     double start = clock_now();
-    if (tess_runtime_create(NULL, &s.runtime) != TESS_OK)
+    limits_server *limits = options->ceilings ? ceilings_start() : NULL;
+    if (tess_runtime_create(NULL, &s.runtime) != TESS_OK) {
+        ceilings_stop(limits);
         return cli_error(CLI_FAILED, "bench", "%s", cli_why());
+    }
     machine_describe(&report->machine);
     s.host_bytes = machine_memory_available() / 10 * 6;
     int status = read_settings(s.runtime, report) == 0 && list_lines(options, report) == 0
                      ? devices_choose(s.runtime, "bench", options->backends, report)
                      : out_of_memory();
     if (status != 0) {
+        ceilings_stop(limits);
         tess_runtime_release(s.runtime);
         return status;
     }
-    for (int i = 0; i < report->n_devices; i++) sensors_find(&report->devices[i]);
+    for (int i = 0; i < report->n_devices; i++) {
+        ceilings_identify(&report->devices[i]);
+        sensors_find(&report->devices[i]);
+    }
     clock_catch_interrupt();
     progress_begin(&s.bar, count_points(options) * report->n_devices, options->budget);
-    status = options->ceilings ? measure_ceilings(&s) : 0;
+    if (limits)
+        status = ceilings_measure(limits, report, fmin(8, options->budget / 8), tell_now, &s.bar);
+    ceilings_stop(limits);
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
          s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 import unittest
 import xml.etree.ElementTree
 
@@ -632,6 +633,24 @@ class Contract(CommandTest):
         for result in report["results"]:
             self.assertIn(result["status"], ("ok", "slow", "memory"))
             self.assertEqual(result["heads"], result["heads_total"])  # never cut
+
+    def test_bench_submit(self):
+        """One file, named after the device, that tells nothing of the machine's folders."""
+        self.refuse(2, "--submit", "bench", "quick", "--submit")
+        self.refuse(2, "--submit", "bench", "--dtype", "f32", "--submit")
+        self.refuse(2, "--submit", *self.BENCH, "--submit")
+        done = self.succeed("bench", "--budget", "1", *self.BENCH[-4:], "--submit",
+                            folder=self.folder.name, env={"TESSERA_CACHE_DIR": "/nowhere/secret"})
+        name, = self.files()
+        self.assertRegex(name, r"^[a-z0-9-]+-\d{8}T\d{6}Z\.json$")
+        self.assertIn(f"written: {name}. Nothing was sent.", done.out)
+        with open(self.path(name)) as file:
+            text = file.read()
+        self.assertNotIn("secret", text)
+        report = json.loads(text)
+        self.assertEqual(report["command"], "tessera bench vendors")
+        body = text[:text.rindex('"checksum"')]
+        self.assertEqual(report["checksum"], f"crc32:{zlib.crc32(body.encode()):08x}")
 
     def test_bench_refuses(self):
         self.refuse(2, "nonsense", "bench", "nonsense")
