@@ -149,10 +149,14 @@ static void evidence(const matrix *m, FILE *f) {
             failed += x->status == BENCH_FAILED;
             if (x->status == BENCH_OK) rows += (uint64_t)x->checked_rows;
         }
-    fprintf(f,
-            "<p class=\"small muted\">%s results, each checked against the fp64 reference before "
-            "it was timed (%s rows); %" PRIu64 " failed.</p>\n",
-            text_count(a, sizeof a, results), text_count(b, sizeof b, rows), failed);
+    fprintf(
+        f,
+        "<p class=\"small muted\">dense: every key before the query; S2: each head keeps its last "
+        "L blocks of B tokens (64) and every V-th block before them, shifted from head to head; "
+        "window: the last tokens. 32/8 heads: of queries and of keys. D: size of a head. needs "
+        "2 s: left out, since so long would have been too long. %s results, each checked "
+        "against the fp64 reference before it was timed (%s rows); %" PRIu64 " failed.</p>\n",
+        text_count(a, sizeof a, results), text_count(b, sizeof b, rows), failed);
 }
 
 /* A switch that only the script can make work is made by it, at this place. */
