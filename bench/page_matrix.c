@@ -47,13 +47,14 @@ static void limit_cell(const bench_device *d, int products, FILE *f) {
         if ((c->unit == BENCH_GEMM) == products && (best < 0 || c->rate > d->ceilings[best].rate))
             best = i;
     }
-    fputs("<td class=\"l\">", f);
+    fprintf(f, "<td class=\"l\" data-n=\"limit of %s\">", products ? "products" : "memory");
     if (best < 0) {
         fputs("none measured</td>", f);
         return;
     }
     const bench_ceiling *c = &d->ceilings[best];
-    fprintf(f, "%s <small>", text_rate(rate, sizeof rate, c->rate, products ? "FLOP/s" : "B/s"));
+    fprintf(f, "<span>%s <small>",
+            text_rate(rate, sizeof rate, c->rate, products ? "FLOP/s" : "B/s"));
     if (products) fprintf(f, "%s, ", dtype_name(c->dtype));
     write_html_escaped(f, c->library);
     if (!products) fputs(c->unit == BENCH_READ ? ", reading" : ", copying", f);
@@ -61,34 +62,36 @@ static void limit_cell(const bench_device *d, int products, FILE *f) {
         fputs(", through ", f);
         write_html_escaped(f, c->via);
     }
-    fputs("</small></td>", f);
+    fputs("</small></span></td>", f);
 }
 
-static void shares_cell(const matrix_shares *s, FILE *f) {
+static void shares_cell(const matrix_shares *s, const char *what, FILE *f) {
     char a[24], b[24];
+    fprintf(f, "<td data-n=\"%s, of its limit\">", what);
     if (s->count)
-        fprintf(f, "<td><b>%s</b> <small>worst %s</small></td>",
+        fprintf(f, "<span><b>%s</b> <small>worst %s</small></span></td>",
                 short_percent(a, sizeof a, s->median), short_percent(b, sizeof b, s->worst));
     else
-        fputs("<td>\xe2\x80\x93</td>", f);
+        fputs("\xe2\x80\x93</td>", f);
 }
 
 static void mean_cell(const matrix *m, const matrix_column *c, FILE *f) {
     const matrix_ratio *r = &c->mean.ratio;
     char a[24], low[24], high[24];
     if (c->base < 0) {
-        fputs("<td>base</td>", f);
+        fputs("<td data-n=\"speed\">base</td>", f);
     } else if (!c->mean.count) {
-        fputs("<td>nothing in common</td>", f);
+        fputs("<td data-n=\"speed\">nothing in common</td>", f);
     } else {
-        fprintf(f, "<td><b>%s</b> <small>%s%s to %s, %d common", short_ratio(a, sizeof a, r->value),
-                r->same ? "no difference: " : "", short_ratio(low, sizeof low, r->low),
-                short_ratio(high, sizeof high, r->high), c->mean.count);
+        fprintf(f, "<td data-n=\"speed\"><span><b>%s</b> <small>%s%s to %s, %d common",
+                short_ratio(a, sizeof a, r->value), r->same ? "no difference: " : "",
+                short_ratio(low, sizeof low, r->low), short_ratio(high, sizeof high, r->high),
+                c->mean.count);
         if (m->by_base) {
             fputs(", against ", f);
             write_html_escaped(f, m->columns[c->base].name);
         }
-        fputs("</small></td>", f);
+        fputs("</small></span></td>", f);
     }
 }
 
@@ -115,15 +118,15 @@ void page_devices(const matrix *m, FILE *f) {
         page_key(k, f);
         write_html_escaped(f, c->name);
         if (c->software) fputs(" <small>software</small>", f);
-        fprintf(f, "</th><td><b>%d</b> of %d", c->best, c->contested);
+        fprintf(f, "</th><td data-n=\"fastest in\"><span><b>%d</b> of %d", c->best, c->contested);
         if (c->level) fprintf(f, " <small>level in %d</small>", c->level);
-        fputs("</td>", f);
+        fputs("</span></td>", f);
         mean_cell(m, c, f);
-        shares_cell(&c->compute, f);
-        shares_cell(&c->memory, f);
+        shares_cell(&c->compute, "prefill", f);
+        shares_cell(&c->memory, "decode", f);
         limit_cell(c->about, 1, f);
         limit_cell(c->about, 0, f);
-        fputs("<td class=\"l\"><small>", f);
+        fputs("<td class=\"l\" data-n=\"kernels\"><small>", f);
         write_html_escaped(f, c->kernels);
         fputs("</small></td></tr>\n", f);
     }

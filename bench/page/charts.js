@@ -60,9 +60,6 @@
 
   // ------------------------------------------------------------------ one chart
 
-  const isPower = (v, base) => Math.abs(Math.log(v) / Math.log(base) -
-    Math.round(Math.log(v) / Math.log(base))) < 1e-6;
-
   function axis(text, extra) {
     return Object.assign({ type: "logarithmic", grid: { color: css("--grid") },
       border: { display: false },
@@ -226,7 +223,7 @@
     return first ? first.limits : [];
   }
 
-  function roofs(k, low, high) {
+  function roofs(k, low, high, unit) {
     const limits = limitsOf(k).filter((l) => l.rate > 0);
     const slope = Math.max(0, ...limits.filter((l) => l.what !== "gemm").map((l) => l.rate));
     const products = {};
@@ -238,7 +235,7 @@
       if (slope && slope * low < l.rate) points.push({ x: low, y: slope * low });
       points.push({ x: knee, y: l.rate }, { x: high, y: l.rate });
       return { type: "line", data: points, borderColor: colour(k), borderWidth: 1.5, pointRadius: 0,
-        pointHitRadius: 0, roof: `${l.dtype} ${rate(l.rate, "FLOP/s")}`, top: l.rate };
+        pointHitRadius: 0, roof: `${l.dtype} ${rate(l.rate, unit)}`, top: l.rate };
     });
   }
 
@@ -246,7 +243,7 @@
   const work = (cell, row) => row.kind === "decode" ? cell.rate * row.intensity : cell.rate;
 
   function rooflineChart(wide) {
-    const off = page.hidden(), sets = [];
+    const off = page.hidden(), sets = [], unit = wide ? "FLOP/s" : "";
     let low = Infinity, high = 0, least = Infinity;
     data.columns.forEach((column, k) => {
       const points = [];
@@ -268,15 +265,17 @@
     for (const set of sets) {
       const column = data.columns[set.k], own = `${column.file} ${limitsOf(set.k) === undefined}`;
       const identity = JSON.stringify([own, limitsOf(set.k)]);
-      if (!seen.has(identity)) lines.push(...roofs(set.k, low, high));
+      if (!seen.has(identity)) lines.push(...roofs(set.k, low, high, unit));
       seen.add(identity);
     }
     return { type: "scatter", data: { datasets: sets.concat(lines) }, plugins: [roofNames],
       options: options({
-        x: axis((v) => isPower(v, 10) ? v : "", { min: low, max: high, title: { display: true,
-          text: "useful FLOP per byte of Q, K, V and O", color: css("--muted") } }),
-        y: axis((v) => isPower(v, 10) ? rate(v, "FLOP/s") : "", { min: least / 2 }),
-      }, { layout: { padding: { right: wide ? 130 : 96, top: 8 } } }) };
+        x: axis((v) => v, { min: low, max: high, afterBuildTicks: powers, title: { display: true,
+          text: "useful FLOP per byte" + (wide ? " of Q, K, V and O" : ""),
+          color: css("--muted") } }),
+        y: axis((v) => rate(v, unit), { min: least / 2, afterBuildTicks: powers,
+          title: { display: true, text: "useful FLOP/s", color: css("--muted") } }),
+      }, { layout: { padding: { right: wide ? 130 : 78, top: 8 } } }) };
   }
 
   // ------------------------------------------------------------------ start
