@@ -37,6 +37,8 @@ static const char help[] =
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
     "  --budget S       seconds that the suite may take; what would not fit is skipped with a "
     "note\n"
+    "  --peers LIST     programs that compute the same with other tools, a comma list of paths: "
+    "docs/bench.md, bench/peers\n"
     "  --energy         measure joules a run as well, half a second for each result\n"
     "  --no-ceilings    do not measure what matrix products and copies reach\n"
     "  --no-planning    do not measure planning times\n"
@@ -153,6 +155,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         KERNELS,
         DTYPE,
         BUDGET,
+        PEERS,
         ENERGY,
         NO_CEILINGS,
         NO_PLANNING,
@@ -165,6 +168,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
                                {.name = "kernels", .takes_value = 1},
                                {.name = "dtype", .takes_value = 1},
                                {.name = "budget", .takes_value = 1},
+                               {.name = "peers", .takes_value = 1},
                                {.name = "energy"},
                                {.name = "no-ceilings"},
                                {.name = "no-planning"},
@@ -180,6 +184,7 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         return n_words ? usage_error("--list takes no words: ", argv[1]) : CLI_GO_ON;
     }
     a->run.backends = o[BACKENDS].value;
+    a->run.peers = o[PEERS].value;
     a->run.energy = o[ENERGY].given ? 0.5 : 0;
     a->run.ceilings = !o[NO_CEILINGS].given;
     a->run.planning = !o[NO_PLANNING].given;

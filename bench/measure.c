@@ -181,7 +181,7 @@ double measure_run(instance *x) {
     return device > 0 ? device : wall;
 }
 
-static int64_t check_rows(const problem *p, double seconds) {
+int64_t measure_check_rows(const problem *p, double seconds) {
     double row = (double)problem_max_kv(p) * p->head_dim * REFERENCE_SECONDS *
                  (p->dtype == TESS_F32 ? 1 : 2);
     double rows = row > 0 ? seconds / row : MAX_CHECK_ROWS;
@@ -193,7 +193,7 @@ static int64_t check_rows(const problem *p, double seconds) {
 int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why,
                   size_t why_size) {
     if (instance_fetch(x) != TESS_OK) return text_error(why, why_size, "%s", x->error);
-    instance_check(x, check_rows(x->problem, seconds), verdict);
+    instance_check(x, measure_check_rows(x->problem, seconds), verdict);
     return verdict->pass ? 0 : text_error(why, why_size, "wrong result: %s", verdict->what);
 }
 

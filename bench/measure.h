@@ -68,6 +68,8 @@ tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char 
 /* Runs once; the device's own time where it gives one. Returns seconds, or NaN after a failure,
  * which x->error tells. */
 double measure_run(instance *x);
+/* How many rows the reference compares in about so many seconds. */
+int64_t measure_check_rows(const problem *p, double seconds);
 /* Compares the result of the last run with the reference in so many rows as fit about `seconds`.
  * Returns 0, or -1 with the reason in `why`. */
 int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why,

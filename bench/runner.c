@@ -160,6 +160,8 @@ int run_suite(const run_options *options, bench_report *report) {
     if (limits)
         status = ceilings_measure(limits, report, fmin(8, options->budget / 8), tell_now, &s.bar);
     ceilings_stop(limits);
+    if (options->peers && status == 0 && !(s.peers = peers_start(options->peers, report)))
+        status = -1;
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
          s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;
@@ -167,6 +169,7 @@ int run_suite(const run_options *options, bench_report *report) {
         status = run_device(&s, fmax(options->budget - (clock_now() - start), options->budget / 2) /
                                     (report->n_devices - s.index));
     }
+    peers_stop(s.peers);
     progress_end(&s.bar);
     results_derive(report);
     report->complete = !clock_interrupted();

@@ -9,6 +9,7 @@
 typedef struct run_options {
     const char *backends; /* NULL: the setting TESSERA_BACKEND if it is set, else as "all" */
     int all_kernels;      /* every kernel of a device instead of the one that it picks */
+    const char *peers;    /* programs, a comma list; NULL: none */
     int ceilings, planning;
     double budget;     /* seconds */
     double energy;     /* seconds to run each problem for a reading of energy; 0: none */

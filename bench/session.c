@@ -82,8 +82,8 @@ static void learn(session *s, const bench_result *x) {
 const bench_result *session_find(const session *s, const char *family, const char *line) {
     for (int i = 0; i < s->report->n_results; i++) {
         const bench_result *x = &s->report->results[i];
-        if (x->device == s->index && strcmp(x->family, family) == 0 && strcmp(x->line, line) == 0 &&
-            (!s->kernel || strcmp(x->kernel, s->kernel) == 0))
+        if (x->device == s->index && !x->peer[0] && strcmp(x->family, family) == 0 &&
+            strcmp(x->line, line) == 0 && (!s->kernel || strcmp(x->kernel, s->kernel) == 0))
             return x;
     }
     return NULL;
@@ -194,11 +194,13 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     return 0;
 }
 
-static void finish(session *s, field *f, double seconds) {
+static void finish(session *s, field *f, double seconds, double check_seconds) {
     const measure_limits limits = {.seconds = seconds, .energy_seconds = s->options->energy};
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];
+        for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
+            peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
         contestant_close(c);
         s->report->results[f->at[i]] = c->result;
         if (c->result.status == BENCH_OK)
@@ -223,9 +225,9 @@ int session_measure(session *s, const session_entry *entries, int n, int twin, d
         progress_now(&s->bar, now);
         status = join(s, &f, &entries[i], seconds, check_seconds);
         if (status != 1) continue;
-        finish(s, &f, seconds);
+        finish(s, &f, seconds, check_seconds);
         status = join(s, &f, &entries[i], seconds, check_seconds);
     }
-    finish(s, &f, seconds);
+    finish(s, &f, seconds, check_seconds);
     return status;
 }

@@ -7,6 +7,7 @@
 #include <tessera/tessera.h>
 
 #include "measure.h"
+#include "peers.h"
 #include "progress.h"
 #include "runner.h"
 
@@ -25,6 +26,7 @@ typedef struct session {
     double compiling;    /* seconds that went to kernels' first plans, which no budget pays for */
     uint64_t host_bytes; /* that a problem may take */
     uint64_t device_bytes;
+    peers *peers; /* NULL: none are wanted */
     progress bar;
     int failed;
 } session;
