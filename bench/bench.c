@@ -14,6 +14,8 @@
 #include "json.h"
 #include "line.h"
 #include "machine.h"
+#include "matrix.h"
+#include "matrix_forms.h"
 #include "options.h"
 #include "page.h"
 #include "problem.h"
@@ -37,15 +39,15 @@ static const char help[] =
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
     "  --budget S       seconds that the suite may take; what would not fit is skipped with a "
     "note\n"
-    "  --peers LIST     programs that compute the same with other tools, a comma list of paths: "
-    "docs/bench.md, bench/peers\n"
+    "  --peers LIST     programs that compute the same with other tools, a comma list of "
+    "paths\n"
     "  --energy         measure joules a run as well, half a second for each result\n"
     "  --no-ceilings    do not measure what matrix products and copies reach\n"
     "  --no-planning    do not measure planning times\n"
     "  --json F  --csv F  --md F  --html F    write the results to files, which appear whole or "
     "not at all\n"
     "  --submit         write the results of the suite vendors to a file of this folder, named "
-    "after the device, without paths and settings: one for bench/results; nothing is sent\n"
+    "after the device, without paths and settings: one for the public table; nothing is sent\n"
     "  --list           print the families and their problems\n"
     "  --help  --version\n\n"
     "Exit status: 0; 1 when something failed or was interrupted; 2 for unknown words.\n";
@@ -257,6 +259,24 @@ static void describe_run(bench_report *r, const bench_arguments *a) {
     r->budget_seconds = a->run.budget;
 }
 
+/* Devices beside each other, where there are several. */
+static void devices_beside(const bench_report *r, const char *before,
+                           void (*write)(const matrix *m, FILE *f), FILE *f) {
+    char error[256];
+    matrix m;
+    if (matrix_build(&m, &r, NULL, 1, NULL, error, sizeof error) != 0) return;
+    if (m.n_columns > 1) {
+        fputs(before, f);
+        write(&m, f);
+    }
+    matrix_free(&m);
+}
+
+static void markdown(const bench_report *r, FILE *f) {
+    report_markdown(r, f);
+    devices_beside(r, "\n# Devices beside each other\n", matrix_markdown_tables, f);
+}
+
 /* Writes every file under a temporary name first and renames all of them only when all are
  * complete. */
 static int write_outputs(const bench_report *r, const bench_arguments *a) {
@@ -274,7 +294,7 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
         else if (i == 1)
             report_csv(r, f);
         else if (i == 2)
-            report_markdown(r, f);
+            markdown(r, f);
         else
             status = page_of_report(r, f, error, sizeof error);
         if (status == 0) status = text_file_close(&files[i], error, sizeof error);
@@ -326,7 +346,10 @@ static int measure_and_report(const bench_arguments *a, bench_report *report) {
     if (report->machine.cpus > 0)
         report->machine.other_load = fmax(machine_other_seconds() - others, 0) /
                                      (report->elapsed_seconds * report->machine.cpus);
-    if (report->n_results || report->n_planning) report_text(report, stdout);
+    if (report->n_results || report->n_planning) {
+        report_text(report, stdout);
+        devices_beside(report, "\nDevices beside each other\n", matrix_text_tables, stdout);
+    }
     if (status == CLI_USAGE) return status;
     const int interrupted = report->n_devices && !report->complete;
     /* Minutes of measuring are kept, however the run ended. */

@@ -152,15 +152,9 @@ static int any_of_kind(const matrix *m, int kind) {
     return 0;
 }
 
-void matrix_text(const matrix *m, FILE *f) {
+void matrix_text_tables(const matrix *m, FILE *f) {
     const int beside = 3;
     char line[1024];
-    for (int i = 0; i < m->n_files; i++) {
-        matrix_file_line(m, i, line, sizeof line);
-        fprintf(f, "%s\n", line);
-        matrix_file_warning(m, i, line, sizeof line);
-        if (line[0]) fprintf(f, "%s\n", line);
-    }
     for (int k = 0; k < m->n_columns; k++)
         fprintf(f, "%s: %s, %s\n", m->columns[k].id, m->columns[k].name, m->columns[k].kernels);
     for (int first = 0; first < m->n_columns; first += beside)
@@ -177,6 +171,17 @@ void matrix_text(const matrix *m, FILE *f) {
         matrix_column_line(m, k, line, sizeof line);
         fprintf(f, "%s\n", line);
     }
+}
+
+void matrix_text(const matrix *m, FILE *f) {
+    char line[1024];
+    for (int i = 0; i < m->n_files; i++) {
+        matrix_file_line(m, i, line, sizeof line);
+        fprintf(f, "%s\n", line);
+        matrix_file_warning(m, i, line, sizeof line);
+        if (line[0]) fprintf(f, "%s\n", line);
+    }
+    matrix_text_tables(m, f);
 }
 
 /* ------------------------------------------------------------------ Markdown */
@@ -197,17 +202,8 @@ static void markdown_cell(const matrix *m, const matrix_cell *c, int kind, FILE 
         fprintf(f, ", %s", matrix_ratio_text(&c->ratio, ratio, sizeof ratio));
 }
 
-void matrix_markdown(const matrix *m, FILE *f) {
+void matrix_markdown_tables(const matrix *m, FILE *f) {
     char line[1024];
-    fputs("# Tessera compare\n\n", f);
-    for (int i = 0; i < m->n_files; i++) {
-        matrix_file_line(m, i, line, sizeof line);
-        fputs("- ", f);
-        write_markdown_escaped(f, line);
-        fputc('\n', f);
-        matrix_file_warning(m, i, line, sizeof line);
-        if (line[0]) fprintf(f, "- **%s**\n", line);
-    }
     for (int kind = 0; kind < MATRIX_KINDS; kind++) {
         if (!any_of_kind(m, kind)) continue;
         fprintf(f, "\n## %s\n\n| problem |", matrix_kind_name(kind));
@@ -247,6 +243,20 @@ void matrix_markdown(const matrix *m, FILE *f) {
         write_markdown_escaped(f, line);
         fputc('\n', f);
     }
+}
+
+void matrix_markdown(const matrix *m, FILE *f) {
+    char line[1024];
+    fputs("# Tessera compare\n\n", f);
+    for (int i = 0; i < m->n_files; i++) {
+        matrix_file_line(m, i, line, sizeof line);
+        fputs("- ", f);
+        write_markdown_escaped(f, line);
+        fputc('\n', f);
+        matrix_file_warning(m, i, line, sizeof line);
+        if (line[0]) fprintf(f, "- **%s**\n", line);
+    }
+    matrix_markdown_tables(m, f);
 }
 
 /* ------------------------------------------------------------------ CSV */

@@ -7,8 +7,11 @@
 
 #include "matrix.h"
 
-void matrix_text(const matrix *m, FILE *f); /* at most four columns beside each other */
+void matrix_text(const matrix *m, FILE *f); /* at most three columns beside each other */
 void matrix_markdown(const matrix *m, FILE *f);
+/* The same without the lines about files. */
+void matrix_text_tables(const matrix *m, FILE *f);
+void matrix_markdown_tables(const matrix *m, FILE *f);
 void matrix_csv(const matrix *m, FILE *f); /* a line for each cell */
 void matrix_json(const matrix *m, FILE *f);
 void matrix_brief_json(const matrix *m, FILE *f); /* without what the page's script does not need */
