@@ -164,12 +164,25 @@ static void slot(const char *name, FILE *f) {
     fprintf(f, "<div class=\"chart-controls\" data-for=\"%s\"></div>\n", name);
 }
 
+/* Which mark is which device, where plots are far from the table. */
+static void legend(const matrix *m, FILE *f) {
+    fputs("<p class=\"legend small\">", f);
+    for (int k = 0; k < m->n_columns; k++) {
+        fprintf(f, "<span data-c=\"%d\">", k);
+        page_key(k, f);
+        write_html_escaped(f, m->columns[k].name);
+        fputs("</span> ", f);
+    }
+    fputs("</p>\n", f);
+}
+
 static void plots(const matrix *m, FILE *f) {
     fputs("<section id=\"rates\"><h2>Rates on one axis</h2>\n<p class=\"small\">Equal lengths are "
           "equal rates, on every device. Only (query, key) pairs that the mask keeps count as "
           "work.</p>\n",
           f);
     slot("bars", f);
+    legend(m, f);
     fputs("<h3>Prefill, chunks and gradients: useful FLOP/s</h3>\n", f);
     if (!page_bars(m, 0, f)) fputs("<p class=\"muted\">Nothing was measured.</p>\n", f);
     fputs("<h3>Decode: bytes of Q, K, V and O a second</h3>\n", f);
@@ -179,6 +192,7 @@ static void plots(const matrix *m, FILE *f) {
           "token in one layer.</p>\n",
           f);
     slot("lengths", f);
+    legend(m, f);
     if (!chart_lengths(m, f))
         fputs("<p class=\"muted\">No shape was measured at two lengths.</p>\n", f);
     fputs(
@@ -186,11 +200,13 @@ static void plots(const matrix *m, FILE *f) {
         "Dense time over sparse time of the same shape, device and kernel, both measured; dashed: "
         "the ideal, dense pairs over kept pairs.</p>\n",
         f);
+    legend(m, f);
     if (!chart_speedup(m, f))
         fputs("<p class=\"muted\">No sparse problem was measured beside its dense twin.</p>\n", f);
     fputs("</section>\n<section id=\"roofline\"><h2>Roofline</h2>\n<p class=\"small\">Each mark is "
           "one shape on one device, under that device's own limits.</p>\n",
           f);
+    legend(m, f);
     if (!chart_roofline(m, f)) fputs("<p class=\"muted\">Nothing was measured.</p>\n", f);
     fputs("</section>\n", f);
 }

@@ -189,8 +189,8 @@ const page = (() => {
       th.hidden = off.has(k);
       if (text) text.textContent = `${counts[k][0]} of ${counts[k][1]}`;
     }
-    for (const tr of document.querySelectorAll(".devices [data-c]"))
-      tr.hidden = off.has(Number(tr.dataset.c));
+    for (const other of document.querySelectorAll(".devices [data-c], .legend [data-c]"))
+      other.hidden = off.has(Number(other.dataset.c));
   }
 
   function apply() {
