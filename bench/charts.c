@@ -368,11 +368,15 @@ int chart_roofline(const matrix *m, FILE *f) {
             "aria-label=\"Roofline\">\n<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" "
             "aria-label=\"Roofline: FLOP/s against FLOP per byte\">\n",
             WIDTH, HEIGHT);
-    for (double v = ay.low; v <= ay.high * 1.01; v *= 10) {
+    const int rises = (int)lround(log10(ay.high / ay.low)),
+              runs = (int)lround(log10(ax.high / ax.low));
+    for (int k = 0; k <= rises; k++) {
+        const double v = ay.low * pow(10, k);
         line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
         text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", text_rate(label, sizeof label, v, ""));
     }
-    for (double v = ax.low; v <= ax.high * 1.01; v *= 10) {
+    for (int k = 0; k <= runs; k++) {
+        const double v = ax.low * pow(10, k);
         line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
         snprintf(label, sizeof label, "%.9g", v);
         text_at(f, at(&ax, v), ay.from + 16, "middle", "t", label);

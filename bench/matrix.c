@@ -290,9 +290,9 @@ static int add_columns(matrix *m, const line_index *index) {
                                      .device = d,
                                      .report = r,
                                      .about = &r->devices[d],
-                                     .peer = x->peer,
                                      .kernel = kernels ? x->kernel : NULL,
                                      .base = -1};
+                snprintf(c->peer, sizeof c->peer, "%s", x->peer);
                 c->software = strcmp(c->about->kind, "software") == 0;
                 name_column(m, c);
             }
@@ -445,12 +445,13 @@ static int named_file(const matrix *m, const char *word) {
 static int named_column(const matrix *m, const char *word) {
     for (int k = 0; k < m->n_columns; k++)
         if (strcmp(m->columns[k].id, word) == 0 || strcmp(m->columns[k].name, word) == 0) return k;
-    for (int k = 0; k < m->n_columns; k++)
-        if (strcmp(m->columns[k].about->id, word) == 0) return k;
-    for (int k = 0; k < m->n_columns; k++)
-        if (strcmp(m->columns[k].about->name, word) == 0 ||
-            strcmp(m->columns[k].about->backend, word) == 0)
-            return k;
+    for (int names = 0; names < 2; names++)
+        for (int k = 0; k < m->n_columns; k++) {
+            const bench_device *d = m->columns[k].about;
+            if (!d) continue;
+            if (!names && strcmp(d->id, word) == 0) return k;
+            if (names && (strcmp(d->name, word) == 0 || strcmp(d->backend, word) == 0)) return k;
+        }
     return -1;
 }
 

@@ -75,7 +75,7 @@ typedef struct matrix_shares {
 typedef struct matrix_column {
     int file, device;
     const char *kernel; /* NULL: whichever ran the problem */
-    const char *peer;   /* the tool that computed it; "": Tessera */
+    char peer[48];      /* the tool that computed it; "": Tessera */
     const bench_report *report;
     const bench_device *about;
     char id[96];       /* "cuda:0", "B cuda:0", "cuda:0 cuda/mma" */

@@ -81,7 +81,7 @@
     entry.update = () => {
       const config = build();
       holder.hidden = !config.data.datasets.some((d) => d.data.length);
-      if (holder.hidden && !entry.chart) return;
+      if (holder.hidden) return;
       if (entry.chart) {
         entry.chart.data = config.data;
         entry.chart.options = config.options;

@@ -209,6 +209,9 @@ const page = (() => {
       }
       body.hidden = !any;
     }
+    const groups = new Set(rows.map((row) => row.group));
+    for (const figure of document.querySelectorAll(".panels figure"))
+      figure.hidden = !groups.has(Number(figure.dataset.g));
     showHeads(off, rows);
     sortRows(off);
     showBars(off);

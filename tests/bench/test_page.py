@@ -250,6 +250,15 @@ class Page(command.CommandTest):
                           value("document.querySelector('#roofline [aria-live]').textContent"))
         else:
             self.assertEqual(value(pictures), count)
+        # Without the library the pictures stay, and everything else works.
+        self.open(self.write("plain", made_table.table(), "--plain"), "#op=decode")
+        self.assertEqual(value("document.querySelectorAll('canvas').length"), 0)
+        self.assertLess(value(pictures), count)
+        self.assertTrue(all(self.json("plain")["rows"][r]["kind"] == "decode"
+                            for r, _ in self.rows()))
+        self.press("Reset")
+        self.assertEqual(value(pictures), count)
+        self.open(page)
         # Bars are as long as their rates, and a log axis keeps their order.
         bars = """JSON.stringify([...document.querySelectorAll('.bars')].map(b =>
             [...b.querySelectorAll('.barrow')].map(r => [+r.dataset.v,
