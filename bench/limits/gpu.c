@@ -17,8 +17,8 @@ enum { PRODUCT_SMALL = 2048, PRODUCT_LARGE = 8192 };
 /* A product of PRODUCT_SMALL that is faster than this says little; one of PRODUCT_LARGE follows. */
 static const double FAST_PRODUCT = 5e-3;
 
-static const gpu_driver *const drivers[] = {&gpu_cuda, &gpu_opencl, &gpu_vulkan};
-static const gpu_library *const libraries[] = {&gpu_cublas};
+static const gpu_driver *const drivers[] = {&gpu_cuda, &gpu_hip, &gpu_opencl, &gpu_vulkan};
+static const gpu_library *const libraries[] = {&gpu_cublas, &gpu_rocblas};
 
 const gpu_driver *gpu_driver_of(const bench_device *d) {
     for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)

@@ -31,7 +31,7 @@ typedef struct gpu_driver {
     const char *(*method)(int loop);
 } gpu_driver;
 
-extern const gpu_driver gpu_cuda, gpu_opencl, gpu_vulkan;
+extern const gpu_driver gpu_cuda, gpu_hip, gpu_opencl, gpu_vulkan;
 /* Of a device's backend, or NULL. */
 const gpu_driver *gpu_driver_of(const bench_device *d);
 
@@ -51,7 +51,7 @@ typedef struct gpu_library {
     void (*close)(gpu_products *p);
 } gpu_library;
 
-extern const gpu_library gpu_cublas;
+extern const gpu_library gpu_cublas, gpu_rocblas;
 /* Whether a library is known for the device's backend. */
 int gpu_has_library(const bench_device *d);
 /* The number behind the colon of its id. */

@@ -16,7 +16,7 @@
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define API __attribute__((visibility("default")))
 
-static int has(const char *word) {
+API int fake_has(const char *word) {
     const char *words = getenv("FAKE_GPU");
     return words && strstr(words, word) != NULL;
 }
@@ -32,12 +32,15 @@ API int cuDeviceGetUuid(unsigned char *uuid, int device) {
     for (int i = 0; i < 16; i++) uuid[i] = (unsigned char)(16 * i + device % 10);
     return OK;
 }
-API int cuDeviceGetPCIBusId(char *text, int size, int device) {
+API int fake_pci(char *text, int size, int device) {
     snprintf(text, (size_t)size, "0000:1A:0%d.0", device % 10);
     return OK;
 }
+API int cuDeviceGetPCIBusId(char *text, int size, int device) {
+    return fake_pci(text, size, device);
+}
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 16 ? 10 : attribute == 75 ? (has("old") ? 7 : 9) : 0;
+    *value = attribute == 16 ? 10 : attribute == 75 ? (fake_has("old") ? 7 : 9) : 0;
     return device == 40 ? OK : INVALID;
 }
 static int context;
@@ -110,12 +113,12 @@ static void store(char *to, double value) {
            product.type == 0 ? sizeof f : sizeof narrow);
 }
 
-API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+API int fake_fetch(void *to, const void *from, size_t bytes) {
     char *p = (char *)(uintptr_t)from;
     const size_t size = product.type == 0 ? 4 : 2, n = (size_t)product.n;
     if (product.c && p >= product.c && p < product.c + n * n * size) {
         const size_t at = (size_t)(p - product.c) / size, row = at % n, column = at / n;
-        double sum = has("wrong") ? 1e3 : 0;
+        double sum = fake_has("wrong") ? 1e3 : 0;
         for (size_t k = 0; k < n; k++)
             sum += element(product.a, row + k * n) * element(product.b, k + column * n);
         store(p, sum);
@@ -124,9 +127,15 @@ API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     return OK;
 }
 
+API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+    return fake_fetch(to, (const void *)(uintptr_t)from, bytes);
+}
+
 /* ------------------------------------------------------------------ time and kernels */
 
 static double now;
+API double fake_now(void) { return now; }
+API void fake_pass(double seconds) { now += seconds; }
 API int cuEventCreate(void **event, unsigned flags) {
     *event = calloc(1, sizeof(double));
     return flags ? INVALID : OK;

@@ -10,6 +10,14 @@
 #define FAKE_BF16  1.5e12
 #define FAKE_UNITS 3.0e14
 
+#include <stddef.h>
+
+/* What other fake interfaces of the same GPU share. */
+int fake_has(const char *word);
+int fake_pci(char *text, int size, int device);
+int fake_fetch(void *to, const void *from, size_t bytes);
+double fake_now(void);
+void fake_pass(double seconds);
 /* A product of n x n matrices in the order of columns, by the number of CUDA's type. */
 void fake_product(const void *a, const void *b, void *c, int n, int type);
 

@@ -61,6 +61,10 @@ static void test_identity(void **state) {
     ceilings_identify(d);
     assert_string_equal(d->uuid, UUID);
     assert_string_equal(d->pci, PCI);
+    d = add(&r, "hip:0", "");
+    ceilings_identify(d);
+    assert_string_equal(d->uuid, "11111111-1111-1111-1111-111111111111");
+    assert_true(d->pci[0]);
     report_free(&r);
 }
 
@@ -113,11 +117,39 @@ static void test_loops(void **state) {
     unsetenv("FAKE_GPU");
 }
 
+static void test_hip(void **state) {
+    (void)state;
+    bench_report r = {.n_devices = 0};
+    unsetenv("FAKE_GPU");
+    add(&r, "vulkan:0", UUID);
+    add(&r, "hip:0", UUID);
+    measure(&r);
+    for (int i = 0; i < 2; i++) {
+        const bench_device *d = &r.devices[i];
+        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
+        assert_rate(d, BENCH_READ, 0, FAKE_READ, 1);
+        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 0);
+        assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_BF16, 0);
+        assert_string_equal(find(d, BENCH_GEMM, TESS_F32)->library, "rocBLAS 4.2.0");
+        assert_string_equal(find(d, BENCH_GEMM, TESS_F32)->via, i ? "" : "hip:0");
+    }
+    report_free(&r);
+    r = (bench_report){.n_devices = 0};
+    setenv("FAKE_GPU", "broken", 1);
+    add(&r, "hip:0", UUID);
+    measure(&r);
+    assert_rate(&r.devices[0], BENCH_GEMM, TESS_F32, FAKE_F32, 1);
+    assert_rate(&r.devices[0], BENCH_GEMM, TESS_F16, FAKE_UNITS, 1);
+    report_free(&r);
+    unsetenv("FAKE_GPU");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_library),
         cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_hip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
