@@ -49,4 +49,13 @@ mkdir "$scratch/bin" "$scratch/try"
 ln -s "$(realpath "$tessera")" "$scratch/bin/tessera"
 (cd "$scratch/try" && PATH=$scratch/bin:$PATH && export PATH && sh -eu ../lines) \
   >"$scratch/out" 2>&1 || wrong "README.md: Try it: $(cat "$scratch/out")"
+# The page of results holds what the files of the folder hold.
+data() {
+  awk '/<script type="application.json"/ { inside = 1; next } /<.script>/ { inside = 0 } inside'
+}
+$tessera compare bench/results/*.json --plain --html "$scratch/results.html" >"$scratch/out" 2>&1 ||
+  wrong "bench/results: $(cat "$scratch/out")"
+! grep -q 'checksum is wrong' "$scratch/out" || wrong "bench/results: $(grep checksum "$scratch/out")"
+data <"$scratch/results.html" >"$scratch/data"
+data <docs/results.html | cmp - "$scratch/data" || wrong "docs/results.html: ./dev results builds it"
 finish "the picture, $count settings, the examples"
