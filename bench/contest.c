@@ -90,6 +90,7 @@ static int goes_on(contestant *const *all, int n, int round, double elapsed, dou
 static void measure_energy(contestant *c, const bench_device *d, double seconds) {
     const double start = clock_now(), before = sensors_joules(d);
     const int64_t timed = c->result.runs;
+    if (isnan(before)) return;
     c->result.runs = 0;
     while (clock_now() - start < seconds)
         if (isnan(sample(c))) break;

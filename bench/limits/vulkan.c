@@ -26,29 +26,57 @@ static const char *method(int loop) {
 enum { MOST = 16, CHAINS = 8, F32_LANES = 4, F16_LANES = 2 };
 static const uint64_t WAIT_NS = 20000000000u;
 
-#define INSTANCE_FUNCTIONS(X)                                                                      \
-    X(vkEnumeratePhysicalDevices)                                                                  \
-    X(vkGetPhysicalDeviceProperties2)                                                              \
-    X(vkGetPhysicalDeviceFeatures2)                                                                \
-    X(vkGetPhysicalDeviceQueueFamilyProperties) X(vkGetPhysicalDeviceMemoryProperties)             \
-        X(vkEnumerateDeviceExtensionProperties) X(vkCreateDevice) X(vkDestroyInstance) X(          \
-            vkGetDeviceQueue) X(vkDestroyDevice) X(vkCreateBuffer) X(vkDestroyBuffer)              \
-            X(vkGetBufferMemoryRequirements) X(vkAllocateMemory) X(vkFreeMemory) X(                \
-                vkBindBufferMemory) X(vkCreateShaderModule) X(vkDestroyShaderModule)               \
-                X(vkCreateDescriptorSetLayout) X(vkDestroyDescriptorSetLayout) X(                  \
-                    vkCreatePipelineLayout) X(vkDestroyPipelineLayout) X(vkCreateComputePipelines) \
-                    X(vkDestroyPipeline) X(vkCreateDescriptorPool) X(vkDestroyDescriptorPool) X(   \
-                        vkAllocateDescriptorSets) X(vkUpdateDescriptorSets) X(vkCreateCommandPool) \
-                        X(vkDestroyCommandPool) X(vkAllocateCommandBuffers)                        \
-                            X(vkBeginCommandBuffer) X(vkEndCommandBuffer) X(vkResetCommandPool)    \
-                                X(vkCmdBindPipeline) X(vkCmdBindDescriptorSets)                    \
-                                    X(vkCmdPushConstants) X(vkCmdDispatch) X(vkCmdFillBuffer)      \
-                                        X(vkCmdPipelineBarrier) X(vkCmdResetQueryPool)             \
-                                            X(vkCmdWriteTimestamp) X(vkCreateQueryPool)            \
-                                                X(vkDestroyQueryPool) X(vkGetQueryPoolResults)     \
-                                                    X(vkCreateFence) X(vkDestroyFence)             \
-                                                        X(vkResetFences) X(vkWaitForFences)        \
-                                                            X(vkQueueSubmit)
+#define INSTANCE_FUNCTIONS(X)                   \
+    X(vkEnumeratePhysicalDevices)               \
+    X(vkGetPhysicalDeviceProperties2)           \
+    X(vkGetPhysicalDeviceFeatures2)             \
+    X(vkGetPhysicalDeviceQueueFamilyProperties) \
+    X(vkGetPhysicalDeviceMemoryProperties)      \
+    X(vkEnumerateDeviceExtensionProperties)     \
+    X(vkCreateDevice)                           \
+    X(vkDestroyInstance)                        \
+    X(vkGetDeviceQueue)                         \
+    X(vkDestroyDevice)                          \
+    X(vkCreateBuffer)                           \
+    X(vkDestroyBuffer)                          \
+    X(vkGetBufferMemoryRequirements)            \
+    X(vkAllocateMemory)                         \
+    X(vkFreeMemory)                             \
+    X(vkBindBufferMemory)                       \
+    X(vkCreateShaderModule)                     \
+    X(vkDestroyShaderModule)                    \
+    X(vkCreateDescriptorSetLayout)              \
+    X(vkDestroyDescriptorSetLayout)             \
+    X(vkCreatePipelineLayout)                   \
+    X(vkDestroyPipelineLayout)                  \
+    X(vkCreateComputePipelines)                 \
+    X(vkDestroyPipeline)                        \
+    X(vkCreateDescriptorPool)                   \
+    X(vkDestroyDescriptorPool)                  \
+    X(vkAllocateDescriptorSets)                 \
+    X(vkUpdateDescriptorSets)                   \
+    X(vkCreateCommandPool)                      \
+    X(vkDestroyCommandPool)                     \
+    X(vkAllocateCommandBuffers)                 \
+    X(vkBeginCommandBuffer)                     \
+    X(vkEndCommandBuffer)                       \
+    X(vkResetCommandPool)                       \
+    X(vkCmdBindPipeline)                        \
+    X(vkCmdBindDescriptorSets)                  \
+    X(vkCmdPushConstants)                       \
+    X(vkCmdDispatch)                            \
+    X(vkCmdFillBuffer)                          \
+    X(vkCmdPipelineBarrier)                     \
+    X(vkCmdResetQueryPool)                      \
+    X(vkCmdWriteTimestamp)                      \
+    X(vkCreateQueryPool)                        \
+    X(vkDestroyQueryPool)                       \
+    X(vkGetQueryPoolResults)                    \
+    X(vkCreateFence)                            \
+    X(vkDestroyFence)                           \
+    X(vkResetFences)                            \
+    X(vkWaitForFences)                          \
+    X(vkQueueSubmit)
 
 typedef struct functions {
     PFN_vkGetInstanceProcAddr get;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loops that limits are measured with, on every device that can run them here, software
  * emulations included; and the process that measures. */
+#include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <tessera/tessera.h>
@@ -14,6 +16,7 @@
 
 #include "ceilings.h"
 #include "devices.h"
+#include "limits/find.h"
 #include "limits/gpu.h"
 #include "limits/server.h"
 
@@ -86,6 +89,71 @@ static void test_uuid(void **state) {
     assert_string_equal(text, "6a2f0c3e-91d4-4b57-8e20-5c7d1f9ab346");
 }
 
+/* ------------------------------------------------------------------ libraries */
+
+/* A tree of folders with a library that no loader knows, as a link to one that is there. */
+static void make_tree(char *root, size_t size) {
+    static const char *const folders[] = {"/bin",
+                                          "/lib",
+                                          "/lib/python3.9",
+                                          "/lib/python3.9/site-packages",
+                                          "/lib/python3.9/site-packages/vendor",
+                                          "/lib/python3.9/site-packages/vendor/x",
+                                          "/lib/python3.9/site-packages/vendor/x/lib"};
+    char path[512], program[512];
+    Dl_info known;
+    void *maths = dlopen("libm.so.6", RTLD_NOW);
+    assert_non_null(maths);
+    assert_true(dladdr(dlsym(maths, "cos"), &known) != 0);
+    snprintf(root, size, "/tmp/tessera-find-XXXXXX");
+    assert_non_null(mkdtemp(root));
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s%s", root, folders[i]);
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    snprintf(path, sizeof path, "%s%s/libtess_nowhere.so.3", root, folders[6]);
+    assert_int_equal(symlink(known.dli_fname, path), 0);
+    snprintf(program, sizeof program, "%s/bin/python3", root);
+    assert_int_equal(symlink("/bin/sh", program), 0);
+}
+
+static void remove_tree(const char *root) {
+    char command[600];
+    snprintf(command, sizeof command, "rm -r '%s'", root);
+    assert_int_equal(system(command), 0);
+}
+
+/* By a folder, by variables of the environment, and by the Python of the search path. */
+static void test_find(void **state) {
+    (void)state;
+    static const char *const names[] = {"libtess_nowhere.so.3", NULL}, *const none[] = {NULL},
+                             *const by_variable[] = {"$TESS_TEST_ROOT/*/*/*/vendor/*/lib", NULL};
+    find_names f = {names, "libtess_nowhere.so", NULL, none, "vendor/*/lib"};
+    char root[64], path[600];
+    char *old = strdup(getenv("PATH") ? getenv("PATH") : "");
+    double (*cosine)(double);
+    make_tree(root, sizeof root);
+    assert_null(find_library(&f));
+    snprintf(path, sizeof path, "/nowhere:%s/bin:%s", root, old);
+    setenv("PATH", path, 1);
+    void *library = find_library(&f);
+    assert_non_null(library);
+    assert_true(find_symbol(library, "cos", &cosine) && cosine(0) == 1);
+    assert_false(find_symbol(library, "tess_no_such_function", &cosine));
+    setenv("PATH", old, 1);
+    assert_null(find_library(&f));
+    setenv("VIRTUAL_ENV", root, 1);
+    assert_non_null(find_library(&f));
+    unsetenv("VIRTUAL_ENV");
+    f.folders = by_variable;
+    assert_null(find_library(&f));
+    setenv("TESS_TEST_ROOT", root, 1);
+    assert_non_null(find_library(&f));
+    unsetenv("TESS_TEST_ROOT");
+    remove_tree(root);
+    free(old);
+}
+
 /* ------------------------------------------------------------------ the process */
 
 enum { FINDS, CRASHES, HANGS, FAILS };
@@ -146,10 +214,8 @@ static void test_server(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_server),
-        cmocka_unit_test(test_uuid),
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_server),  cmocka_unit_test(test_uuid),  cmocka_unit_test(test_find),
+        cmocka_unit_test(test_missing), cmocka_unit_test(test_loops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
