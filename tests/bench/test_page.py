@@ -133,6 +133,16 @@ class Page(command.CommandTest):
         self.check_marks(plain)
         self.assertEqual(len(plain), len(self.matrix["rows"]))
 
+    def test_results(self):
+        """The page of what was measured so far, as it stands in docs/."""
+        page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs",
+                            "results.html")
+        for width in (1280, 360):
+            self.open(page, width=width)
+            self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width)
+            self.assertGreater(len(self.rows()), 30)
+        self.assertEqual(self.browser.errors(), [])
+
     # -------------------------------------------------------------- filters
 
     def test_filters(self):
