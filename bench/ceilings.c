@@ -271,11 +271,11 @@ static int share_ceilings(const bench_device *from, bench_device *to) {
  * anything. What is found counts for the others. */
 static int measure_gpu(limits_server *s, bench_report *r, int first, double seconds) {
     int status = 0, found = -1;
-    for (int libraries = 1; libraries >= 0; libraries--)
+    for (int rank = GPU_RANKS - 1; rank >= 0; rank--)
         for (int i = first; i < r->n_devices && status == 0 && found < 0; i++) {
             bench_device *d = &r->devices[i];
             if ((i != first && !device_same(&r->devices[first], d)) || clock_interrupted() ||
-                gpu_has_library(d) != libraries)
+                gpu_library_rank(d) != rank)
                 continue;
             limits_job job = {.kind = GPU_ALL, .seconds = seconds};
             snprintf(job.name, sizeof job.name, "limits of %.40s", d->id);

@@ -127,4 +127,5 @@ static const char *method(const gpu_products *p) {
                                      : "cublasGemmEx, sums in f32";
 }
 
-const gpu_library gpu_cublas = {"cuda", open_products, run, check, name, method, close_products};
+const gpu_library gpu_cublas = {"cuda", GPU_VENDORS, open_products, run,
+                                check,  name,        method,        close_products};

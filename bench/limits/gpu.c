@@ -18,7 +18,7 @@ enum { PRODUCT_SMALL = 2048, PRODUCT_LARGE = 8192 };
 static const double FAST_PRODUCT = 5e-3;
 
 static const gpu_driver *const drivers[] = {&gpu_cuda, &gpu_hip, &gpu_opencl, &gpu_vulkan};
-static const gpu_library *const libraries[] = {&gpu_cublas, &gpu_rocblas};
+static const gpu_library *const libraries[] = {&gpu_cublas, &gpu_rocblas, &gpu_clblast};
 
 const gpu_driver *gpu_driver_of(const bench_device *d) {
     for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
@@ -26,9 +26,9 @@ const gpu_driver *gpu_driver_of(const bench_device *d) {
     return NULL;
 }
 
-int gpu_has_library(const bench_device *d) {
+int gpu_library_rank(const bench_device *d) {
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)
-        if (strcmp(libraries[i]->backend, d->backend) == 0) return 1;
+        if (strcmp(libraries[i]->backend, d->backend) == 0) return libraries[i]->rank;
     return 0;
 }
 
@@ -167,7 +167,8 @@ static int measure_products(const gpu_library *library, const bench_device *d, u
 }
 
 void gpu_limits(const bench_device *d, double seconds, const gpu_sink *sink) {
-    static const uint32_t dtypes[] = {TESS_BF16, TESS_F16, TESS_F32};
+    /* Every library has f32. */
+    static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
     int found = 0;
     char why[256] = "";
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)

@@ -40,8 +40,10 @@ void gpu_uuid_text(const unsigned char uuid[16], char text[40]);
 
 /* A vendor's library for matrix products, opened at run time on a GPU. */
 typedef struct gpu_products gpu_products;
+enum { GPU_ANYBODYS = 1, GPU_VENDORS = 2, GPU_RANKS };
 typedef struct gpu_library {
     const char *backend;
+    int rank; /* the vendor's own is asked before others */
     /* n x n x n products of `dtype`; NULL with a reason. */
     gpu_products *(*open)(const bench_device *d, uint32_t dtype, int64_t n, char *why, size_t size);
     double (*run)(gpu_products *p);               /* seconds on the device, NaN after a failure */
@@ -51,9 +53,9 @@ typedef struct gpu_library {
     void (*close)(gpu_products *p);
 } gpu_library;
 
-extern const gpu_library gpu_cublas, gpu_rocblas;
-/* Whether a library is known for the device's backend. */
-int gpu_has_library(const bench_device *d);
+extern const gpu_library gpu_cublas, gpu_rocblas, gpu_clblast;
+/* Of the library that is known for the device's backend; 0: none is. */
+int gpu_library_rank(const bench_device *d);
 /* The number behind the colon of its id. */
 int gpu_index(const bench_device *d);
 

@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "opencl.h"
 
 enum {
     TYPE_CPU = 1 << 1,
     PROFILING = 1 << 1,
-    READ_WRITE = 1 << 0,
     DEVICE_TYPE = 0x1000,
     COMPUTE_UNITS = 0x1002,
     DEVICE_NAME = 0x102B,
@@ -28,38 +28,6 @@ enum {
     MOST = 16
 };
 #define TYPE_ALL 0xFFFFFFFFu
-
-#define CL_FUNCTIONS(X)                                                                            \
-    X(int, clGetPlatformIDs, (unsigned, void **, unsigned *))                                      \
-    X(int, clGetDeviceIDs, (void *, uint64_t, unsigned, void **, unsigned *))                      \
-    X(int, clGetDeviceInfo, (void *, unsigned, size_t, void *, size_t *))                          \
-    X(void *, clCreateContext, (const intptr_t *, unsigned, void *const *, void *, void *, int *)) \
-    X(void *, clCreateCommandQueue, (void *, void *, uint64_t, int *))                             \
-    X(void *, clCreateBuffer, (void *, uint64_t, size_t, void *, int *))                           \
-    X(int, clEnqueueFillBuffer,                                                                    \
-      (void *, void *, const void *, size_t, size_t, size_t, unsigned, void *const *, void **))    \
-    X(int, clFinish, (void *))                                                                     \
-    X(void *, clCreateProgramWithSource, (void *, unsigned, const char **, const size_t *, int *)) \
-    X(int, clBuildProgram, (void *, unsigned, void *const *, const char *, void *, void *))        \
-    X(void *, clCreateKernel, (void *, const char *, int *))                                       \
-    X(int, clSetKernelArg, (void *, unsigned, size_t, const void *))                               \
-    X(int, clEnqueueNDRangeKernel,                                                                 \
-      (void *, void *, unsigned, const size_t *, const size_t *, const size_t *, unsigned,         \
-       void *const *, void **))                                                                    \
-    X(int, clWaitForEvents, (unsigned, void *const *))                                             \
-    X(int, clGetEventProfilingInfo, (void *, unsigned, size_t, void *, size_t *))                  \
-    X(int, clReleaseEvent, (void *))                                                               \
-    X(int, clReleaseKernel, (void *))                                                              \
-    X(int, clReleaseProgram, (void *))                                                             \
-    X(int, clReleaseMemObject, (void *))                                                           \
-    X(int, clReleaseCommandQueue, (void *))                                                        \
-    X(int, clReleaseContext, (void *))
-
-typedef struct cl_functions {
-#define CL_MEMBER(result, name, parameters) result(*name) parameters;
-    CL_FUNCTIONS(CL_MEMBER)
-#undef CL_MEMBER
-} cl_functions;
 
 /* A thread moves vectors a group apart. Sums are stored only if they have a value that they never
  * have: the loop must not be left out. SCALAR is float or half. */
@@ -96,13 +64,13 @@ static const char source[] =
 enum { CHAINS = 8, F32_LANES = 4, F16_LANES = 2 };
 
 typedef struct loops {
-    const cl_functions *cl;
-    void *device, *context, *queue, *program, *kernel, *memory[2];
+    opencl_gpu gpu;
+    void *program, *kernel, *memory[2];
     unsigned units;
     size_t threads;
 } loops;
 
-static const cl_functions *functions(char *why, size_t size) {
+const cl_functions *opencl_functions(char *why, size_t size) {
     static cl_functions cl;
     static int state; /* 1: works, -1: does not */
     if (state == 0) {
@@ -169,7 +137,7 @@ static void identify(bench_device *d) {
     char why[64];
     unsigned char uuid[16], topology[24];
     unsigned pci[4];
-    const cl_functions *cl = functions(why, sizeof why);
+    const cl_functions *cl = opencl_functions(why, sizeof why);
     void *device = cl && strcmp(d->kind, "gpu") == 0 ? find(cl, d) : NULL;
     if (!device) return;
     if (has(cl, device, "cl_khr_device_uuid") &&
@@ -189,74 +157,99 @@ static void identify(bench_device *d) {
                  topology[23] & 0xfu);
 }
 
+void opencl_close(opencl_gpu *g) {
+    if (g->queue) g->cl->clReleaseCommandQueue(g->queue);
+    if (g->context) g->cl->clReleaseContext(g->context);
+    memset(g, 0, sizeof *g);
+}
+
+int opencl_open(opencl_gpu *g, const bench_device *d, char *why, size_t size) {
+    int code = 0;
+    memset(g, 0, sizeof *g);
+    if (!(g->cl = opencl_functions(why, size))) return -1;
+    if (!(g->device = find(g->cl, d)))
+        return snprintf(why, size, "OpenCL: %.100s is gone", d->name), -1;
+    g->context = g->cl->clCreateContext(NULL, 1, &g->device, NULL, NULL, &code);
+    if (g->context) g->queue = g->cl->clCreateCommandQueue(g->context, g->device, PROFILING, &code);
+    if (g->queue) return 0;
+    snprintf(why, size, "OpenCL: error %d", code);
+    opencl_close(g);
+    return -1;
+}
+
+int opencl_has(const opencl_gpu *g, const char *extension) {
+    return has(g->cl, g->device, extension);
+}
+
+double opencl_seconds(opencl_gpu *g, void *event) {
+    uint64_t start = 0, end = 0;
+    int code = g->cl->clWaitForEvents(1, &event);
+    if (code == 0)
+        code = g->cl->clGetEventProfilingInfo(event, PROFILING_START, sizeof start, &start, NULL);
+    if (code == 0)
+        code = g->cl->clGetEventProfilingInfo(event, PROFILING_END, sizeof end, &end, NULL);
+    g->cl->clReleaseEvent(event);
+    return code == 0 && end > start ? 1e-9 * (double)(end - start) : NAN;
+}
+
 /* ------------------------------------------------------------------ loops */
 
 static void drop(loops *l) {
     for (int i = 0; i < 2; i++)
-        if (l->memory[i]) l->cl->clReleaseMemObject(l->memory[i]);
-    if (l->kernel) l->cl->clReleaseKernel(l->kernel);
-    if (l->program) l->cl->clReleaseProgram(l->program);
+        if (l->memory[i]) l->gpu.cl->clReleaseMemObject(l->memory[i]);
+    if (l->kernel) l->gpu.cl->clReleaseKernel(l->kernel);
+    if (l->program) l->gpu.cl->clReleaseProgram(l->program);
     l->memory[0] = l->memory[1] = l->kernel = l->program = NULL;
 }
 
 static void close_loops(void *gpu) {
     loops *l = gpu;
     drop(l);
-    if (l->queue) l->cl->clReleaseCommandQueue(l->queue);
-    if (l->context) l->cl->clReleaseContext(l->context);
+    opencl_close(&l->gpu);
     free(l);
 }
 
 static void *open_loops(const bench_device *d, char *why, size_t size) {
     loops *l = calloc(1, sizeof *l);
-    int code = 0;
     if (!l) return snprintf(why, size, "out of memory"), NULL;
-    l->cl = functions(why, size);
-    if (l->cl && !(l->device = find(l->cl, d)))
-        snprintf(why, size, "OpenCL: %.100s is gone", d->name);
-    if (l->device) l->context = l->cl->clCreateContext(NULL, 1, &l->device, NULL, NULL, &code);
-    if (l->context) l->queue = l->cl->clCreateCommandQueue(l->context, l->device, PROFILING, &code);
-    if (l->queue) {
-        l->units = number(l->cl, l->device, COMPUTE_UNITS);
-        return l;
-    }
-    if (code) snprintf(why, size, "OpenCL: error %d", code);
-    if (l->cl)
-        close_loops(l);
-    else
+    if (opencl_open(&l->gpu, d, why, size) != 0) {
         free(l);
-    return NULL;
+        return NULL;
+    }
+    l->units = number(l->gpu.cl, l->gpu.device, COMPUTE_UNITS);
+    return l;
 }
 
 static int build(loops *l, const char *name, const char *options) {
     const char *text = source;
     int code = 0;
-    l->program = l->cl->clCreateProgramWithSource(l->context, 1, &text, NULL, &code);
-    if (l->program) code = l->cl->clBuildProgram(l->program, 1, &l->device, options, NULL, NULL);
-    if (code == 0) l->kernel = l->cl->clCreateKernel(l->program, name, &code);
+    l->program = l->gpu.cl->clCreateProgramWithSource(l->gpu.context, 1, &text, NULL, &code);
+    if (l->program)
+        code = l->gpu.cl->clBuildProgram(l->program, 1, &l->gpu.device, options, NULL, NULL);
+    if (code == 0) l->kernel = l->gpu.cl->clCreateKernel(l->program, name, &code);
     return code;
 }
 
 static double prepare(void *gpu, int loop, uint64_t bytes, int turns, char *why, size_t size) {
     static const char *const names[] = {"copy_loop", "read_loop", "add_loop", "add_loop"};
     loops *l = gpu;
-    const cl_functions *cl = l->cl;
+    const cl_functions *cl = l->gpu.cl;
     const int moves = loop == GPU_COPY || loop == GPU_READ, half = loop == GPU_F16;
     const unsigned count = (unsigned)turns;
     drop(l);
     /* Where a type has no arithmetic of its own, that of f32 counts. */
-    if (loop == GPU_BF16 || (half && !has(cl, l->device, "cl_khr_fp16"))) return 0;
+    if (loop == GPU_BF16 || (half && !opencl_has(&l->gpu, "cl_khr_fp16"))) return 0;
     int code = build(l, names[loop], half ? "-D TAKE_HALF" : "");
     for (int i = 0; i < (moves ? 2 : 1) && code == 0; i++) {
         const uint32_t one = 0x3c003c00u;
         const size_t room = moves ? bytes : 4096;
-        l->memory[i] = cl->clCreateBuffer(l->context, READ_WRITE, room, NULL, &code);
+        l->memory[i] = cl->clCreateBuffer(l->gpu.context, OPENCL_READ_WRITE, room, NULL, &code);
         /* Memory that was never written may not be there. */
         if (code == 0)
-            code = cl->clEnqueueFillBuffer(l->queue, l->memory[i], &one, sizeof one, 0, room, 0,
+            code = cl->clEnqueueFillBuffer(l->gpu.queue, l->memory[i], &one, sizeof one, 0, room, 0,
                                            NULL, NULL);
     }
-    if (code == 0) code = cl->clFinish(l->queue);
+    if (code == 0) code = cl->clFinish(l->gpu.queue);
     if (code == 0) code = cl->clSetKernelArg(l->kernel, 0, sizeof(void *), &l->memory[0]);
     if (code == 0)
         code = moves ? cl->clSetKernelArg(l->kernel, 1, sizeof(void *), &l->memory[1])
@@ -273,17 +266,10 @@ static double prepare(void *gpu, int loop, uint64_t bytes, int turns, char *why,
 static double run(void *gpu) {
     loops *l = gpu;
     const size_t group = GPU_GROUP;
-    uint64_t start = 0, end = 0;
     void *event = NULL;
-    int code = l->cl->clEnqueueNDRangeKernel(l->queue, l->kernel, 1, NULL, &l->threads, &group, 0,
-                                             NULL, &event);
-    if (code == 0) code = l->cl->clWaitForEvents(1, &event);
-    if (code == 0)
-        code = l->cl->clGetEventProfilingInfo(event, PROFILING_START, sizeof start, &start, NULL);
-    if (code == 0)
-        code = l->cl->clGetEventProfilingInfo(event, PROFILING_END, sizeof end, &end, NULL);
-    if (event) l->cl->clReleaseEvent(event);
-    return code == 0 && end > start ? 1e-9 * (double)(end - start) : NAN;
+    const int code = l->gpu.cl->clEnqueueNDRangeKernel(l->gpu.queue, l->kernel, 1, NULL,
+                                                       &l->threads, &group, 0, NULL, &event);
+    return code == 0 ? opencl_seconds(&l->gpu, event) : NAN;
 }
 
 static const char *method(int loop) {

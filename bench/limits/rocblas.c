@@ -108,4 +108,5 @@ static const char *method(const gpu_products *p) {
     return p->rows.dtype == TESS_F32 ? "rocblas_gemm_ex" : "rocblas_gemm_ex, sums in f32";
 }
 
-const gpu_library gpu_rocblas = {"hip", open_products, run, check, name, method, close_products};
+const gpu_library gpu_rocblas = {"hip", GPU_VENDORS, open_products, run,
+                                 check, name,        method,        close_products};

@@ -44,6 +44,24 @@ static void try_loops(const bench_device *d, const gpu_driver *driver) {
     driver->close(gpu);
 }
 
+/* Small products of CLBlast, which compiles for many seconds: only where somebody asks for it. */
+static void try_products(const bench_device *d) {
+    if (!getenv("TESSERA_TEST_CLBLAST")) return;
+    static const uint32_t dtypes[] = {TESS_F32, TESS_F16, TESS_BF16};
+    for (int i = 0; i < 3; i++) {
+        char why[256] = "";
+        gpu_products *p = gpu_clblast.open(d, dtypes[i], 64, why, sizeof why);
+        if (!p) {
+            print_message("%s: %s\n", d->id, why);
+            assert_true(why[0]);
+            continue;
+        }
+        assert_true(gpu_clblast.run(p) > 0);
+        assert_true(gpu_clblast.check(p));
+        gpu_clblast.close(p);
+    }
+}
+
 static void test_loops(void **state) {
     (void)state;
     tess_runtime *runtime;
@@ -54,6 +72,7 @@ static void test_loops(void **state) {
     for (int i = 0; i < r.n_devices; i++) {
         const gpu_driver *driver = gpu_driver_of(&r.devices[i]);
         if (driver) try_loops(&r.devices[i], driver);
+        if (driver == &gpu_opencl) try_products(&r.devices[i]);
     }
     report_free(&r);
     tess_runtime_release(runtime);

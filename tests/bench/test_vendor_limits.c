@@ -73,9 +73,9 @@ static void test_library(void **state) {
     (void)state;
     bench_report r = {.n_devices = 0};
     unsetenv("FAKE_GPU");
-    add(&r, "vulkan:0", UUID);
-    add(&r, "cuda:0", UUID);
     add(&r, "opencl:0", UUID);
+    add(&r, "cuda:0", UUID);
+    add(&r, "vulkan:0", UUID);
     add(&r, "opencl:7", "11102030-4050-6070-8090-a0b0c0d0e0f0");
     measure(&r);
     for (int i = 0; i < 3; i++) {
