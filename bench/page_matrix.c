@@ -295,12 +295,64 @@ int page_bars(const matrix *m, int decode, FILE *f) {
 
 /* ------------------------------------------------------------------ costs */
 
+/* Which of the optional columns any cell fills. */
+static void measured_extras(const matrix *m, int *energy, int *sensors) {
+    *energy = *sensors = 0;
+    for (int i = 0; i < m->n_rows; i++)
+        for (int k = 0; k < m->n_columns; k++) {
+            const matrix_cell *c = matrix_at(m, i, k);
+            if (c->state != MATRIX_MEASURED) continue;
+            *energy |= isfinite(c->of->joules);
+            *sensors |= isfinite(c->of->after.clock_hz) || isfinite(c->of->after.power_watts) ||
+                        isfinite(c->of->after.temperature_celsius);
+        }
+}
+
+static void energy_cells(table *t, const bench_result *x) {
+    const double tokens = (double)x->batch * (double)x->q_len;
+    if (x->joules > 0) {
+        table_cell(t, "%.3g", x->joules);
+        table_cell(t, "%.3g", tokens / x->joules);
+    } else {
+        table_cell(t, "-");
+        table_cell(t, "-");
+    }
+}
+
+/* "1.98 GHz, 350 W, 44 C": what the device told before or after the runs. */
+static void sensor_cell(table *t, const bench_sensors *s) {
+    char text[96] = "", part[32];
+    if (isfinite(s->clock_hz)) snprintf(text, sizeof text, "%.2f GHz", s->clock_hz / 1e9);
+    if (isfinite(s->power_watts)) {
+        snprintf(part, sizeof part, "%s%.0f W", text[0] ? ", " : "", s->power_watts);
+        strncat(text, part, sizeof text - strlen(text) - 1);
+    }
+    if (isfinite(s->temperature_celsius)) {
+        snprintf(part, sizeof part,
+                 "%s%.0f \xc2\xb0"
+                 "C",
+                 text[0] ? ", " : "", s->temperature_celsius);
+        strncat(text, part, sizeof text - strlen(text) - 1);
+    }
+    table_cell(t, "%s", text[0] ? text : "-");
+}
+
 void page_costs(const matrix *m, FILE *f) {
-    static const char *const heads[] = {
-        "<shape",    "<device",  "<kernel", "first run", "compile", "plan",        "workspace",
-        "K, V kept", "speed-up", "ideal",   "a token",   "joules",  "rows checked"};
+    const char *heads[20] = {"<shape",   "<device", "<kernel",   "first run",
+                             "compile",  "plan",    "workspace", "K, V kept",
+                             "speed-up", "ideal",   "a token",   "rows checked"};
+    int n = 12, energy, sensors;
     table t;
-    table_init(&t, (int)(sizeof heads / sizeof *heads), heads);
+    measured_extras(m, &energy, &sensors);
+    if (energy) {
+        heads[n++] = "joules a run";
+        heads[n++] = "tokens a joule";
+    }
+    if (sensors) {
+        heads[n++] = "before";
+        heads[n++] = "after";
+    }
+    table_init(&t, n, heads);
     for (int i = 0; i < m->n_rows; i++)
         for (int k = 0, first = 1; k < m->n_columns; k++) {
             const matrix_cell *c = matrix_at(m, i, k);
@@ -324,11 +376,10 @@ void page_costs(const matrix *m, FILE *f) {
             table_cell(&t, "%s",
                        x->twin_line[0] ? short_ratio(b, sizeof b, x->ideal_speedup) : "-");
             table_cell(&t, "%s", tokens > 0 ? text_seconds(b, sizeof b, x->median / tokens) : "-");
-            if (isfinite(x->joules))
-                table_cell(&t, "%.3g", x->joules);
-            else
-                table_cell(&t, "-");
             table_cell(&t, "%lld", (long long)x->checked_rows);
+            if (energy) energy_cells(&t, x);
+            if (sensors) sensor_cell(&t, &x->before);
+            if (sensors) sensor_cell(&t, &x->after);
         }
     table_html(&t, f);
     table_free(&t);

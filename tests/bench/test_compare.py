@@ -237,6 +237,19 @@ class Compare(command.CommandTest):
         for form in (done.out, self.read("a.html"), self.read("a.md")):
             self.assertIn("its checksum is wrong", form)
 
+    def test_costs(self):
+        """What a device tells of itself stands in the page where it told something."""
+        root = one_device()
+        self.put("a.json", root)
+        self.compare("a.json", "--html", "a.html")
+        page = self.read("a.html")
+        self.assertIn("<td>1.98 GHz, 350 W, 41 °C</td><td>1.98 GHz, 350 W, 44 °C</td>", page)
+        self.assertNotIn("tokens a joule", page)
+        root["results"][0]["joules"] = 0.25
+        self.put("a.json", root)
+        self.compare("a.json", "--html", "a.html")
+        self.assertIn("<td>0.25</td><td>1.64e+04</td>", self.read("a.html"))  # 4096 / 0.25
+
     # -------------------------------------------------------------- bad input
 
     def test_nothing_escapes(self):
