@@ -195,6 +195,18 @@ static void curve(const matrix *m, group g, int column, const quantity *q, int i
     fputs("\"/>\n", f);
 }
 
+/* One point alone makes no line. */
+static void ideal_mark(const matrix *m, group g, int column, const quantity *q, const axis *ax,
+                       const axis *ay, FILE *f) {
+    for (int i = g.first; i < g.first + g.n; i++) {
+        if (!has_value(m, i, column, q) || !plausible(q->ideal(matrix_at(m, i, column)))) continue;
+        const double x = at(ax, (double)m->rows[i].shape->kv_len),
+                     y = at(ay, q->ideal(matrix_at(m, i, column)));
+        fprintf(f, "<path class=\"roof k%d\" d=\"M%.1f %.1fh18\"/>\n", column % PAGE_COLOURS, x - 9,
+                y);
+    }
+}
+
 static void panel(const matrix *m, group g, const quantity *q, FILE *f) {
     enum { WIDTH = 340, HEIGHT = 215, LEFT = 52 };
     const matrix_row *row = &m->rows[g.first];
@@ -221,6 +233,7 @@ static void panel(const matrix *m, group g, const quantity *q, FILE *f) {
         if (!points) continue;
         if (points > 1) band(m, g, k, q, &ax, &ay, f);
         if (q->ideal) curve(m, g, k, q, 1, &ax, &ay, f);
+        if (q->ideal && points == 1) ideal_mark(m, g, k, q, &ax, &ay, f);
         curve(m, g, k, q, 0, &ax, &ay, f);
         for (int i = g.first; i < g.first + g.n; i++) {
             if (!has_value(m, i, k, q)) continue;

@@ -79,7 +79,7 @@ static void mean_cell(const matrix *m, const matrix_column *c, FILE *f) {
     const matrix_ratio *r = &c->mean.ratio;
     char a[24], low[24], high[24];
     if (c->base < 0) {
-        fputs("<td data-n=\"speed\">base</td>", f);
+        fprintf(f, "<td data-n=\"speed\">%s</td>", m->n_columns > 1 ? "base" : "\xe2\x80\x93");
     } else if (!c->mean.count) {
         fputs("<td data-n=\"speed\">nothing in common</td>", f);
     } else {
@@ -118,7 +118,11 @@ void page_devices(const matrix *m, FILE *f) {
         page_key(k, f);
         write_html_escaped(f, c->name);
         if (c->software) fputs(" <small>software</small>", f);
-        fprintf(f, "</th><td data-n=\"fastest in\"><span><b>%d</b> of %d", c->best, c->contested);
+        fputs("</th><td data-n=\"fastest in\"><span>", f);
+        if (c->contested)
+            fprintf(f, "<b>%d</b> of %d", c->best, c->contested);
+        else
+            fputs("\xe2\x80\x93", f);
         if (c->level) fprintf(f, " <small>level in %d</small>", c->level);
         fputs("</span></td>", f);
         mean_cell(m, c, f);

@@ -165,7 +165,8 @@
       datasets.push(Object.assign({ data: low, fill: "+1", backgroundColor: c + "2e" }, plain));
       datasets.push(Object.assign({ data: high, fill: false }, plain));
       if (name === "speedup") ideal.push({ data: wanted, borderColor: c, borderWidth: 1.4,
-        borderDash: [5, 4], pointRadius: 0, pointHitRadius: 0 });
+        borderDash: [5, 4], pointStyle: "line", pointRadius: wanted.length > 1 ? 0 : 9,
+        pointHitRadius: 0 });
     });
     const row = rows[0], lengths = new Set(fitting.map((r) => r.kv_len));
     return { type: "line", data: { datasets: datasets.concat(ideal) }, options: options({
