@@ -29,7 +29,7 @@ static const char help[] =
     "usage: tessera bench [SUITE ... | k=v ...] [options]\n\n"
     "Measures attention on every device found. Each number is printed only after its result was "
     "checked against the fp64 reference.\n\n"
-    "  SUITE            vendors (the default, 2.5 minutes): the same problems on every device; "
+    "  SUITE            vendors (the default, 2 minutes): the same problems on every device; "
     "models (3 minutes), quick (30 s), full (an hour), or families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 "
     "head_dim=128 local=8 stride=16 ...\n\n"

@@ -188,7 +188,8 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
         free(c);
         return 1;
     }
-    if (c->open) f->bytes += contestant_bytes(c);
+    /* Inputs have copies on the host. */
+    if (c->open) f->bytes += 2 * contestant_bytes(c);
     f->all[f->n] = c;
     f->at[f->n++] = s->report->n_results - 1;
     return 0;

@@ -237,7 +237,7 @@ int suite_expand(const char *name, const char *dtypes, suite_series **series, in
 
 double suite_budget(const char *name) {
     int kind = named_suite(name);
-    return strcmp(name, "vendors") == 0 ? 130
+    return strcmp(name, "vendors") == 0 ? 120
            : kind == SUITE_QUICK        ? 28
            : kind == SUITE_MODELS       ? 190
            : kind == SUITE_FULL         ? 3600
