@@ -25,7 +25,8 @@ ROWS = """JSON.stringify([...document.querySelectorAll('#matrix tbody tr[data-r]
   tr => tr.offsetParent).map(tr => [+tr.dataset.r, [...tr.querySelectorAll('td')].filter(
   td => td.offsetParent && getComputedStyle(td).visibility === 'visible').map(
   td => [+td.dataset.c, td.className.match(/best|level|none/)?.[0] || '',
-         td.querySelector('b')?.textContent || td.textContent.trim()])]))"""
+         td.querySelector('b')?.textContent || td.textContent.trim(),
+         td.querySelector('.tag')?.textContent || ''])]))"""
 
 
 def axe_source():
@@ -106,7 +107,7 @@ class Page(command.CommandTest):
     def check_marks(self, rows, **shown):
         wanted = self.wanted(**shown)
         for r, cells in rows:
-            self.assertEqual({k: mark for k, mark, _ in cells if mark != "none"}, wanted[r],
+            self.assertEqual({k: mark for k, mark, *_ in cells if mark != "none"}, wanted[r],
                              self.matrix["rows"][r]["name"])
 
     # -------------------------------------------------------------- how it looks
