@@ -274,11 +274,16 @@ static int add_columns(matrix *m, const line_index *index) {
     }
     for (int f = 0; f < m->n_files; f++) {
         const bench_report *r = m->reports[f];
+        const bench_result *asked = NULL;
+        int kernels = 0;
         for (int d = 0; d < r->n_devices; d++)
             for (int i = 0; i < r->n_results; i++) {
                 const bench_result *x = &r->results[i];
                 if (x->device != d || !has_shape(x) || find_column(m, f, x) >= 0) continue;
-                const int kernels = has_kernels(m, index, f, x, seen);
+                /* Asked once for each tool on a device, not for each of its results. */
+                if (!asked || asked->device != d || strcmp(asked->peer, x->peer) != 0)
+                    kernels = has_kernels(m, index, f, x, seen);
+                asked = x;
                 /* What did not run has no kernel to tell its column by. */
                 if (kernels && !x->kernel[0]) continue;
                 if (m->n_columns == MATRIX_COLUMNS) {
