@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static const char help_words[] =
-    "Words of a problem, in any order (docs/problems.md explains each):\n"
+    "Words of a problem, in any order:\n"
     "  heads= kv_heads=heads batch=1 q_len= kv_len=q_len head_dim= dtype=f32|f16|bf16 causal=1 "
     "scale=1/sqrt(head_dim) seed=0\n"
     "  kv_dtype=dtype|e4m3|i8     codes of 8 bits with a scale for each token and kv head\n"

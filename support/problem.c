@@ -272,7 +272,7 @@ static int unknown_key(const char *key, size_t length, char *error, size_t error
     if (nearest)
         return text_error(error, error_size, "%.*s: unknown key; did you mean '%s'?", shown, key,
                           nearest);
-    return text_error(error, error_size, "%.*s: unknown key; docs/problems.md lists them", shown,
+    return text_error(error, error_size, "%.*s: unknown key; tessera plan --help lists them", shown,
                       key);
 }
 
