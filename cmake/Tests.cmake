@@ -41,7 +41,7 @@ function(tessera_test_program_needed program needed)
   else()
     get_property(tested GLOBAL PROPERTY TESSERA_TESTED)
     get_target_property(folder ${program} SOURCE_DIR)
-    if(NOT ${program} IN_LIST tested AND NOT TESSERA_FUZZ
+    if(NOT program IN_LIST tested AND NOT TESSERA_FUZZ
         AND folder MATCHES "^${PROJECT_SOURCE_DIR}/tests/")
       set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL ON)
     endif()
