@@ -92,7 +92,11 @@ class Call:
             desc.workspace.kind = plan.device.memory
             desc.workspace.size = plan.workspace
         self.template = bytes(desc)
-        self.places = tuple(_PLACES[name] for name in tensors)
+        # An empty tensor has no address, and any will do. One that has lost its storage has none
+        # either, and the library refuses that.
+        self.places = tuple(
+            (_PLACES[name], 0 if stride.bytes else 4096) for name, stride in tensors.items()
+        )
         self.pool: list[Any] = []
         self.run_c = _native.library().tess_run
         self.notes: Any = None  # of who prepared it
@@ -108,8 +112,8 @@ class Call:
         except IndexError:
             memory = _WORDS.from_buffer_copy(self.template)
             words, address = memoryview(memory).cast("B").cast("Q"), ctypes.addressof(memory)
-        for place, handle in zip(self.places, handles):  # noqa: B905
-            words[place] = handle or 4096  # an empty tensor has no address
+        for (place, instead), handle in zip(self.places, handles):  # noqa: B905
+            words[place] = handle or instead
         plan = self.plan
         if workspace:
             words[_WORKSPACE] = workspace + -workspace % plan.align

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _errors, _layouts, _native, _runtime
@@ -54,7 +56,6 @@ class Plan:
 
     def __init__(self, problem: Problem) -> None:
         self.plan = ctypes.c_void_p()
-        # Modules are gone at exit.
         self._release = _native.library().tess_plan_release
         self._release_after = _native.library().tess_plan_release_after
         self.problem = problem
@@ -109,8 +110,8 @@ class Plan:
         self.bytes = int(info.host_bytes) + int(info.device_bytes)
         self.kernel = info.kernel.decode()
 
-    def __del__(self) -> None:
-        if self.plan and not (len(self.streams) == 1 and self._release_in_order()):
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.plan and not _ending() and not (len(self.streams) == 1 and self._release_in_order()):
             self._release(self.plan)
 
     def _release_in_order(self) -> bool:

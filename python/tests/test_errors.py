@@ -129,6 +129,15 @@ def test_gradients_of_a_wrong_shape_or_type() -> None:
             backward(*arguments, *rest)
 
 
+def test_a_tensor_that_lost_its_storage_is_refused() -> None:
+    for n, name in enumerate("qkv"):
+        inputs = [Q.clone(), K.clone(), K.clone()]
+        tessera.attention(*inputs, PATTERN)
+        inputs[n].untyped_storage().resize_(0)
+        with pytest.raises(Wrong, match=name):
+            tessera.attention(*inputs, PATTERN)
+
+
 def test_operators_refuse_words_that_are_no_pattern() -> None:
     forward = torch.ops.tessera.forward
     for spec in ("", "s3", "s2", "s2 block=x", "window left=1", "blocks shape=1,1,1 bits=@@"):
