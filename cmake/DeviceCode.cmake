@@ -82,6 +82,9 @@ function(tessera_device_image list)
   add_custom_command(OUTPUT ${I_OUTPUT} COMMAND ${I_COMMAND} DEPENDS ${I_DEPENDS} VERBATIM
     COMMENT "Device code for ${I_ARCH}")
   set(${list} ${${list}} "${I_ARCH}=${I_OUTPUT}" PARENT_SCOPE)
+  # What the library holds, for the Python package to tell.
+  get_filename_component(backend ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+  set_property(GLOBAL APPEND PROPERTY TESSERA_DEVICE_CODE_BUILT "${backend} ${I_ARCH}")
 endfunction()
 
 # An image is included by the assembler, since an array of a megabyte takes a C compiler seconds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
 import sys
 import threading
 from collections.abc import Callable
@@ -92,8 +93,11 @@ def info(file: TextIO | None = None) -> None:
     lines = [
         f"Tessera {version // 1000000}.{version // 1000 % 1000}.{version % 1000}",
         f"library: {_native.path()}",
-        "backends:",
     ]
+    told = pathlib.Path(_native.path()).parent / "device_code.txt"
+    if told.exists():  # beside the library of a wheel
+        lines.append(f"device code: {told.read_text().strip()}")
+    lines.append("backends:")
     for backend in _each("tess_runtime_backend", _native.BackendInfo, runtime()):
         count = f"{backend.device_count} device{'s' if backend.device_count != 1 else ''}"
         state = count if backend.status == 0 else backend.reason.decode(errors="replace")

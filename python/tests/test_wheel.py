@@ -61,3 +61,4 @@ def test_wheel(tmp_path: pathlib.Path) -> None:
     code += "assert tessera.attention(x, x, x).allclose(x)"
     printed = command(python, "-c", f"import sys; sys.path.insert(0, {str(used)!r}); {code}")
     assert str(used) in printed and "cpu:0" in printed
+    assert "device code: none for CUDA and HIP" in printed
