@@ -24,7 +24,8 @@ def main():
         subprocess.run([command, "compare", results, "--title", "Tessera bench", "--html", page],
                        check=True, stdout=subprocess.DEVNULL)
         for name, width, dark, fragment, place in (
-                ("matrix", 1280, False, "", "header"), ("dark", 1280, True, "#op=decode", "#lengths"),
+                ("matrix", 1280, False, "", "header"),
+                ("dark", 1280, True, "#op=decode", "#lengths"),
                 ("narrow", 360, False, "", "header")):
             window.look(width, 800, dark)
             window.open(page, fragment)
