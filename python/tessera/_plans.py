@@ -111,7 +111,9 @@ class Plan:
         self.kernel = info.kernel.decode()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.plan and not _ending() and not (len(self.streams) == 1 and self._release_in_order()):
+        if not self.plan or _ending():
+            return
+        if len(self.streams) != 1 or not self._release_in_order():
             self._release(self.plan)
 
     def _release_in_order(self) -> bool:
