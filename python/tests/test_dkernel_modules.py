@@ -52,8 +52,8 @@ def token_mask(heads, tokens, local, stride, **words):
 
 def tensors(batch, q_len, kv_len, heads, kv_heads, dim=16, seed=0):
     torch.manual_seed(seed)
-    shapes = [(batch, q_len, heads, dim), (batch, kv_len, kv_heads, dim), (batch, kv_len, kv_heads, dim)]
-    return [torch.randn(shape).requires_grad_() for shape in shapes]
+    shapes = [(q_len, heads), (kv_len, kv_heads), (kv_len, kv_heads)]
+    return [torch.randn(batch, *shape, dim).requires_grad_() for shape in shapes]
 
 
 def check(got, want, leaves):
@@ -215,7 +215,8 @@ def test_padded_batches(seq_dim, left, q_len):
         o[b, place], lse[b, :, place] = found
     layer = LocalStrideSparseAttention(4, 96, B, 1, 3, seq_dim=seq_dim)
     swap = (lambda x: x) if seq_dim == 1 else (lambda x: x.transpose(1, 2))
-    padding = {"left_paddings": 70 - torch.tensor(lens)} if left else {"seqlens": torch.tensor(lens)}
+    lens = torch.tensor(lens)
+    padding = {"left_paddings": 70 - lens} if left else {"seqlens": lens}
     got = layer(swap(q), swap(k), swap(v), return_lse=True, **padding)
     check((swap(got[0]), got[1]), (o, lse), (q, k, v))
 

@@ -7,7 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -247,19 +247,27 @@ class SparseAttention(torch.nn.Module):
             o, lse = _batches.padded(q, k, v, pattern, scale, starts, ends)
             return (o.transpose(1, 2) if seq_dim == 2 else o), lse
 
-        lengths: dict[str, list[int]] = {}
+        q_lens = kv_lens = q_first = None
         if any(end != kv_len for end in ends):
-            lengths["kv_lens"] = ends
-            if q_len == kv_len:
-                lengths["q_lens"] = ends
+            kv_lens = ends
+            q_lens = ends if q_len == kv_len else None
         elif self._counts_from_first_query(q_len, kv_len):
             if self.causal:
                 pattern = self._pattern_from_first_query(heads, kv_heads, q_len, kv_len)
             else:  # nothing but the mask looks at positions
-                lengths["q_first"] = [0] * batch
+                q_first = [0] * batch
         layout: Literal["bshd", "bhsd"] = "bshd" if seq_dim == 1 else "bhsd"
         return tessera.attention(
-            q, k, v, pattern, layout=layout, scale=scale, return_lse=True, **lengths
+            q,
+            k,
+            v,
+            pattern,
+            layout=layout,
+            scale=scale,
+            q_lens=q_lens,
+            kv_lens=kv_lens,
+            q_first=q_first,
+            return_lse=True,
         )
 
     def _into_out(self, o: Tensor) -> Tensor:
@@ -274,9 +282,9 @@ class SparseAttention(torch.nn.Module):
         if out.requires_grad and out.is_leaf:
             raise invalid("out: requires a gradient of its own, which writing to it would lose")
         # A tensor of its own on the same memory: the graph of an earlier call stays that call's.
-        target = out.detach()
+        target: Tensor = out.detach()
         target.copy_(o)
-        return target if o.requires_grad else out
+        return target if o.requires_grad else cast(Tensor, out)
 
     def extra_repr(self) -> str:
         return f"block_size={self.block_size}, causal={self.causal}, seq_dim={self.seq_dim}"
