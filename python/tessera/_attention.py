@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tessera.attention and tessera.merge: the functions that a PyTorch user calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch.autograd import forward_ad
+
+from . import _errors, _operator, patterns
+
+Tensor = torch.Tensor
+Lengths = Sequence[int] | torch.Tensor | None
+Layout = Literal["bshd", "bhsd", "thd"]
+
+_DENSE = patterns.Dense()
+# Whether code runs within a transform of torch.func; PyTorch's own autograd.Function asks it.
+_transformed = torch._C._are_functorch_transforms_active
+
+
+class _Attention(torch.autograd.Function):
+    """Forward and backward as two operators."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spec: str,
+        layout: str,
+        scale: float | None,
+        flags: int,
+        *lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        o, lse = _operator.forward(
+            q, k, v, spec, layout, scale, _operator.WANT_LSE, *lengths
+        )
+        ctx.save_for_backward(q, k, v, o, lse, *lengths)
+        ctx.words = (spec, layout, scale, flags)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> Any:
+        wanted = ctx.needs_input_grad
+        if d_o is None and d_lse is None:
+            return (None,) * len(wanted)
+        q, k, v, o, lse, *lengths = ctx.saved_tensors
+        d_q, d_k, d_v = _Gradient.apply(
+            d_o, d_lse, q, k, v, o, lse, wanted[0], wanted[1], wanted[2], *ctx.words, *lengths
+        ) if torch.is_grad_enabled() else _operator.backward(
+            d_o, d_lse, q, k, v, o, lse, wanted[0], wanted[1], wanted[2], *ctx.words, *lengths
+        )
+        return (
+            d_q if wanted[0] else None,
+            d_k if wanted[1] else None,
+            d_v if wanted[2] else None,
+            *(None,) * (len(wanted) - 3),
+        )
+
+
+class _Gradient(torch.autograd.Function):
+    """Backward where PyTorch asks for a graph of it: gradients of gradients are refused."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        return _operator.backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise _errors.Unsupported(
+            "attention: gradients of gradients (double backward) are not supported"
+        )
+
+
+def _tensor(name: str, given: Lengths) -> Tensor | None:
+    """Lengths as a tensor."""
+    if given is None or isinstance(given, torch.Tensor):
+        return given
+    try:
+        return torch.tensor(given, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"attention: {name}: a list of integers or a tensor is needed, got {given!r}"
+        ) from None
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: patterns.Pattern = ...,
+    *,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    cu_seqlens_q: Lengths = ...,
+    cu_seqlens_k: Lengths = ...,
+    q_lens: Lengths = ...,
+    kv_lens: Lengths = ...,
+    q_first: Lengths = ...,
+    kv_first: Lengths = ...,
+    return_lse: Literal[False] = ...,
+    deterministic: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: patterns.Pattern = ...,
+    *,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    cu_seqlens_q: Lengths = ...,
+    cu_seqlens_k: Lengths = ...,
+    q_lens: Lengths = ...,
+    kv_lens: Lengths = ...,
+    q_first: Lengths = ...,
+    kv_first: Lengths = ...,
+    return_lse: Literal[True],
+    deterministic: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: patterns.Pattern = _DENSE,
+    *,
+    layout: Layout = "bshd",
+    scale: float | None = None,
+    cu_seqlens_q: Lengths = None,
+    cu_seqlens_k: Lengths = None,
+    q_lens: Lengths = None,
+    kv_lens: Lengths = None,
+    q_first: Lengths = None,
+    kv_first: Lengths = None,
+    return_lse: bool = False,
+    deterministic: bool = True,
+    **refused: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention in which every head keeps the keys that its pattern keeps.
+
+    q: [batch, tokens, heads, head_dim] with layout "bshd", [batch, heads, tokens, head_dim] with
+        "bhsd", [tokens of all sequences, heads, head_dim] with "thd". float32, float16 or bfloat16,
+        on the CPU or a CUDA device, with any strides.
+    k, v: the same with kv heads, whose number divides that of q's heads. Query heads that follow
+        each other share a kv head.
+    pattern: a value of S2, Dense, Window or Blocks. Positions count from each sequence's first
+        token; the last query meets the last key.
+    scale: of the scores, 1 / sqrt(head_dim) by default.
+    cu_seqlens_q, cu_seqlens_k: cumulative lengths [sequences + 1] of layout "thd"; keys have those
+        of queries by default. Tokens past the last are in no sequence.
+    q_lens, kv_lens: lengths [batch] of padded sequences, whose tokens come first.
+    q_first, kv_first: positions [sequences] of each sequence's first row and first key.
+        kv_first is a multiple of the pattern's block.
+    return_lse: the logarithm of the sum of exponentials of scores as well.
+    deterministic: gradients have the same bits every time. Without it they may be faster.
+
+    Lengths are lists or tensors of integers. Those on a CUDA device are copied to the host, once
+    for each version of the tensor; that waits for the device. Each set of lengths has a plan of its
+    own, and the last ones are kept (tessera.cache_limits).
+
+    Returns O, of q's shape and type; with return_lse (O, LSE), where LSE is float32
+    [batch, heads, tokens], with "thd" [heads, tokens]. Rows that keep no key, and those past a
+    length, are 0 with an LSE of -inf. Both can be differentiated, once.
+
+    Raises InvalidArgument (a ValueError), which names the argument; Unsupported (a
+    NotImplementedError) for what nothing here does; TypeError for what is no tensor or pattern.
+    """
+    if refused:
+        _refuse(refused)
+    try:
+        spec = pattern.spec
+        kind = "cuda" if q.is_cuda else "cpu"
+        if torch.is_autocast_enabled(kind):
+            q, k, v = _autocast(kind, q, k, v)
+        needs = q.requires_grad or k.requires_grad or v.requires_grad
+    except AttributeError:
+        _types(q, k, v, pattern)
+        raise
+    if not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0):
+        _no_transforms(q, k, v)
+    flags = 0 if deterministic else _operator.ANY_ORDER
+    if flags and torch.are_deterministic_algorithms_enabled():
+        _alert()
+    if (
+        cu_seqlens_q is None
+        and q_lens is None
+        and kv_lens is None
+        and q_first is None
+        and cu_seqlens_k is None
+        and kv_first is None
+    ):
+        lengths: tuple[Tensor | None, ...] = ()
+    else:
+        lengths = (
+            _tensor("cu_seqlens_q", cu_seqlens_q),
+            _tensor("cu_seqlens_k", cu_seqlens_k),
+            _tensor("q_lens", q_lens),
+            _tensor("kv_lens", kv_lens),
+            _tensor("q_first", q_first),
+            _tensor("kv_first", kv_first),
+        )
+    if needs and torch.is_grad_enabled():
+        o, lse = _Attention.apply(q, k, v, spec, layout, scale, flags, *lengths)
+    else:
+        want = _operator.WANT_LSE if return_lse else 0
+        o, lse = _operator.forward(q, k, v, spec, layout, scale, want, *lengths)
+    return (o, lse) if return_lse else o
+
+
+def _no_transforms(*tensors: Tensor) -> None:
+    """Raises where torch.func is at work, or a tensor carries a tangent of forward mode."""
+    if _transformed():
+        raise _errors.Unsupported(
+            "attention: torch.func transforms (vmap, grad, jvp, ...) are not supported; "
+            "torch.autograd is"
+        )
+    for name, x in zip("qkv", tensors, strict=True):
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise _errors.Unsupported(
+                f"attention: {name}: forward-mode differentiation is not supported"
+            )
+
+
+def _autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Casts as PyTorch's own attention does: everything but float64 to autocast's type."""
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
+    )
+
+
+def _alert() -> None:
+    message = (
+        "attention: deterministic: False is not allowed by torch.use_deterministic_algorithms(True)"
+    )
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        import warnings
+
+        warnings.warn(message, stacklevel=3)
+    else:
+        raise _errors.InvalidArgument(message)
+
+
+def _refuse(names: dict[str, Any]) -> None:
+    """Raises for what other attention functions take and this one does not."""
+    known = {
+        "dropout": "dropout",
+        "dropout_p": "dropout",
+        "attention_dropout": "dropout",
+        "attn_mask": "an additive or boolean mask (tessera.Blocks takes one of blocks)",
+        "attn_bias": "an additive bias",
+        "bias": "an additive bias",
+        "alibi_slopes": "an additive bias",
+        "softcap": "soft-capping of scores",
+        "logit_cap": "soft-capping of scores",
+        "s_aux": "sink logits",
+        "sinks": "sink logits (tessera.Window has sinks that are keys)",
+    }
+    for name, value in names.items():
+        if name not in known:
+            raise TypeError(f"attention: got an unexpected keyword argument {name!r}")
+        if value is None or (isinstance(value, (int, float)) and value == 0):
+            continue  # off is what this function does
+        raise _errors.Unsupported(f"attention: {name}: {known[name]} is not supported")
+
+
+def _types(q: Any, k: Any, v: Any, pattern: Any) -> None:
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"attention: {name}: a tensor is needed, got {type(given).__name__}")
+    if not isinstance(pattern, patterns.Pattern):
+        raise TypeError(
+            "attention: pattern: tessera.S2, Dense, Window or Blocks is needed, got "
+            f"{type(pattern).__name__}"
+        )
+
+
+def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[Tensor, Tensor]:
+    """The result over all keys from results over parts of them.
+
+    o_and_lse: pairs as `attention` returns them with return_lse, each over other keys: O in
+        `layout` and LSE [batch, heads, tokens], with "thd" [heads, tokens].
+    Returns (O, LSE) of the same shapes and types. A part whose LSE is -inf contributes nothing; a
+    row where all are is 0 with an LSE of -inf. Differentiable, in O and LSE.
+    """
+    if not o_and_lse:
+        raise _errors.InvalidArgument("merge: at least one pair of (O, LSE) is needed, got none")
+    for n, pair in enumerate(o_and_lse):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"merge: pair {n}: (O, LSE) is needed, got {type(pair).__name__}")
+        o, lse = pair
+        if o.shape != o_and_lse[0][0].shape or _by_row(lse, layout).shape[:-1] != o.shape[:-1]:
+            raise _errors.InvalidArgument(
+                f"merge: pair {n}: an LSE of O's rows, and the O of pair 0, "
+                f"{list(o_and_lse[0][0].shape)}, are needed, got O {list(o.shape)} and LSE "
+                f"{list(lse.shape)} with layout={layout!r}"
+            )
+    stacked = torch.stack([lse for _, lse in o_and_lse])
+    largest = stacked.detach().amax(0)
+    largest = torch.where(largest.isinf() & (largest < 0), torch.zeros_like(largest), largest)
+    weights = (stacked - largest).exp()
+    total = weights.sum(0)
+    none = total == 0
+    safe = torch.where(none, torch.ones_like(total), total)
+    merged = torch.where(none, torch.full_like(total, float("-inf")), safe.log() + largest)
+    summed = None
+    for (o, _), weight in zip(o_and_lse, weights, strict=True):
+        w = _by_row(weight / safe, layout)
+        part = torch.where(w == 0, torch.zeros_like(w), w * o.to(w.dtype))
+        summed = part if summed is None else summed + part
+    assert summed is not None
+    return summed.to(o_and_lse[0][0].dtype), merged
+
+
+def _by_row(lse: Tensor, layout: str) -> Tensor:
+    """LSE [batch, heads, tokens] as a column for each row of O."""
+    return (lse if layout == "bhsd" else lse.transpose(-1, -2)).unsqueeze(-1)

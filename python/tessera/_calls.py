@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared calls: a plan and a tess_run_desc with all but its addresses filled in.
+
+Filling in a descriptor takes longer than everything else of a small call, and of one signature
+(shapes, strides, types, lengths) only the addresses change. So a call keeps descriptors that are
+ready, one for each thread that runs it at a time, and writes addresses into them as 64-bit words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native, _plans, _shapes
+
+INPUTS = ("q", "k", "v")
+FORWARD = ("q", "k", "v", "o", "lse")
+BACKWARD = ("q", "k", "v", "o", "lse", "d_o", "d_lse", "d_q", "d_k", "d_v")
+
+_SIZE = ctypes.sizeof(_native.RunDesc)
+_WORDS = ctypes.c_uint64 * (_SIZE // 8)
+_HANDLE = int(_native.Buffer.handle.offset) // 8
+
+
+def _word(field: str) -> int:
+    return int(getattr(_native.RunDesc, field).offset) // 8 + _HANDLE
+
+
+_PLACES = {field: _word(field) for field in BACKWARD}
+_WORKSPACE = _word("workspace")
+_STREAM = (_native.RunDesc.stream.offset + _native.Stream.handle.offset) // 8
+_STREAM_KIND = (_native.RunDesc.stream.offset + _native.Stream.kind.offset) // 8
+
+
+class Strides(NamedTuple):
+    """Of a tensor, in elements, with the bytes that it reaches over."""
+
+    batch: int
+    token: int
+    head: int
+    bytes: int
+
+
+def strides(layout: str, shape: Any, given: Any, itemsize: int, rows: bool = False) -> Strides:
+    """Strides of a tensor of a layout; `rows`: of LSE, which is [batch, heads, tokens] or
+    [heads, tokens]."""
+    reach = 1
+    for size, stride in zip(shape, given, strict=True):
+        if size == 0:
+            reach = 0
+            break
+        reach += (size - 1) * stride
+    if rows:
+        if layout == "thd":
+            found = (0, given[1], given[0])
+        else:
+            found = (given[0], given[2], given[1])
+    elif layout == "thd":
+        found = (0, given[0], given[1])
+    elif layout == "bshd":
+        found = (given[0], given[1], given[2])
+    else:
+        found = (given[0], given[2], given[1])
+    return Strides(*found, reach * itemsize)
+
+
+class Call:
+    """A plan, and descriptors of runs on tensors of one signature."""
+
+    __slots__ = ("batch", "notes", "places", "plan", "pool", "run_c", "template", "workspace")
+
+    def __init__(
+        self, plan: _plans.Plan, batch: _shapes.Batch, tensors: dict[str, Strides]
+    ) -> None:
+        self.plan, self.batch = plan, batch
+        desc = _native.new(_native.RunDesc)
+        for name, stride in tensors.items():
+            tensor = getattr(desc, name)
+            tensor.buffer.kind = plan.device.memory
+            tensor.buffer.size = stride.bytes
+            tensor.stride_batch = stride.batch
+            tensor.stride_token = stride.token
+            tensor.stride_head = stride.head
+        self.workspace = plan.workspace + plan.align if plan.workspace else 0
+        if self.workspace:
+            desc.workspace.kind = plan.device.memory
+            desc.workspace.size = plan.workspace
+        self.template = bytes(desc)
+        self.places = tuple(_PLACES[name] for name in tensors)
+        self.pool: list[Any] = []
+        self.run_c = _native.library().tess_run
+        self.notes: Any = None  # of who prepared it
+
+    def run(self, handles: list[int], workspace: int, stream: int | None = None) -> None:
+        """Runs the plan on tensors at these addresses, in the order in which they were described.
+
+        workspace: the address of `self.workspace` bytes.
+        stream: a native stream; without it, the device's own queue.
+        """
+        try:
+            words, address = self.pool.pop()
+        except IndexError:
+            memory = _WORDS.from_buffer_copy(self.template)
+            words, address = memoryview(memory).cast("B").cast("Q"), ctypes.addressof(memory)
+        for place, handle in zip(self.places, handles):  # noqa: B905
+            words[place] = handle or 4096  # an empty tensor has no address
+        plan = self.plan
+        if workspace:
+            words[_WORKSPACE] = workspace + -workspace % plan.align
+        if stream is not None:
+            words[_STREAM_KIND] = _native.SUBMIT
+            words[_STREAM] = stream
+        status = self.run_c(plan.handle, address)
+        self.pool.append((words, address))
+        if status:
+            _native.fail(status)
+
+    def run_on_host(self, handles: list[int]) -> None:
+        """Runs the plan of a CPU device, in a workspace that is kept for the next run."""
+        if not self.workspace:
+            self.run(handles, 0)
+            return
+        try:
+            memory = _workspaces.pop()
+        except IndexError:
+            memory = None
+        if memory is None or memory.size < self.workspace:
+            memory = np.empty(self.workspace, dtype=np.uint8)
+        self.run(handles, memory.ctypes.data)
+        if memory.size <= _KEPT_BYTES and len(_workspaces) < _KEPT:
+            _workspaces.append(memory)
+
+
+# Workspaces of CPU runs that have ended; whoever runs next takes the last one.
+_KEPT, _KEPT_BYTES = 4, 64 << 20
+_workspaces: list[npt.NDArray[np.uint8]] = []
+
+
+def find(key: Any) -> Call | None:
+    """The prepared call of a signature."""
+    found: Call | None = _plans._calls.get(key)
+    if found is not None:
+        _plans.tick(found.plan)
+    return found
+
+
+class Setting(NamedTuple):
+    """What a call is, beside its tensors."""
+
+    spec: str
+    layout: str
+    scale: float | None
+    device: str
+    dtype: int
+    determinism: int = 0
+
+
+def prepare(
+    setting: Setting,
+    sizes: _shapes.Shape,
+    lengths: _shapes.Lengths | None,
+    op: int,
+    tensors: dict[str, Strides],
+) -> Call:
+    """Checks lengths, finds or makes the plan, and describes the tensors of a run."""
+    scale = setting.scale
+    if scale is not None and not 2.0**-120 <= abs(scale) <= 2.0**120:
+        raise _shapes.wrong("scale", "a magnitude of 2^-120 to 2^120 is needed", scale)
+    batch = _shapes.batch(setting.layout, sizes, lengths or _shapes.NO_LENGTHS)
+    given = batch.lengths
+    packed = setting.layout == "thd"
+    problem = _plans.Problem(
+        spec=setting.spec,
+        device=setting.device,
+        op=op,
+        dtype=setting.dtype,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        scale=scale,
+        determinism=setting.determinism,
+        batch=batch.batch,
+        q_len=0 if packed else sizes.q_len,
+        kv_len=0 if packed else sizes.kv_len,
+        max_tokens=batch.max_tokens,
+        q_lens=given.q_lens,
+        kv_lens=given.kv_lens,
+        cu_q=given.cu_q,
+        cu_k=given.cu_k,
+        q_first=given.q_first,
+        kv_first=given.kv_first,
+    )
+    return Call(_plans.plan(problem), batch, tensors)
