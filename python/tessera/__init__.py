@@ -11,8 +11,7 @@ docs/python.md is the page about all of it.
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._errors import (
     Busy,
@@ -32,8 +31,24 @@ from ._plans import CacheInfo, cache_clear, cache_info, cache_limits
 from ._runtime import info
 from .patterns import S2, Blocks, Dense, Info, Pattern, Window
 
-if TYPE_CHECKING or "torch" in sys.modules:
+if TYPE_CHECKING:
     from ._attention import attention, merge
+else:
+    # PyTorch's operators are registered here, so that saved programs find them. Without PyTorch
+    # everything else works.
+    try:
+        import torch as _torch  # noqa: F401
+    except ImportError as _error:
+        _missing = str(_error)
+
+        def attention(*_arguments, **_options):
+            raise Unavailable(f"tessera.attention: PyTorch is needed: {_missing}")
+
+        def merge(*_arguments, **_options):
+            raise Unavailable(f"tessera.merge: PyTorch is needed: {_missing}")
+
+    else:
+        from ._attention import attention, merge
 
 __version__ = "0.1.0"
 
@@ -64,13 +79,3 @@ __all__ = [
     "load",
     "merge",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # PyTorch is imported when it is first needed: who uses NumPy alone need not have it.
-    if name in ("attention", "merge"):
-        from . import _attention
-
-        globals()["attention"], globals()["merge"] = _attention.attention, _attention.merge
-        return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,11 +81,14 @@ def _tensor(name: str, given: Lengths) -> Tensor | None:
     if given is None or isinstance(given, torch.Tensor):
         return given
     try:
-        return torch.tensor(given, dtype=torch.int64)
+        made = torch.tensor(given)
     except (TypeError, ValueError, RuntimeError):
+        made = None
+    if made is None or made.dim() != 1 or (made.dtype != torch.int64 and made.numel()):
         raise TypeError(
             f"attention: {name}: a list of integers or a tensor is needed, got {given!r}"
-        ) from None
+        )
+    return made.to(torch.int64)
 
 
 @overload
@@ -182,7 +185,7 @@ def attention(
         kind = "cuda" if q.is_cuda else "cpu"
         if torch.is_autocast_enabled(kind):
             q, k, v = _autocast(kind, q, k, v)
-        needs = q.requires_grad or k.requires_grad or v.requires_grad
+        needs = q.requires_grad | k.requires_grad | v.requires_grad
     except AttributeError:
         _types(q, k, v, pattern)
         raise
@@ -225,7 +228,7 @@ def _no_transforms(*tensors: Tensor) -> None:
             "torch.autograd is"
         )
     for name, x in zip("qkv", tensors, strict=True):
-        if forward_ad.unpack_dual(x).tangent is not None:
+        if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
             raise _errors.Unsupported(
                 f"attention: {name}: forward-mode differentiation is not supported"
             )

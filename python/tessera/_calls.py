@@ -8,13 +8,16 @@ ready, one for each thread that runs it at a time, and writes addresses into the
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import threading
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, _plans, _shapes
+from . import _native, _plans, _runtime, _shapes
 
 INPUTS = ("q", "k", "v")
 FORWARD = ("q", "k", "v", "o", "lse")
@@ -113,7 +116,13 @@ class Call:
         if stream is not None:
             words[_STREAM_KIND] = _native.SUBMIT
             words[_STREAM] = stream
-        status = self.run_c(plan.handle, address)
+        _under_way.append(None)
+        try:
+            if _closed:
+                _stop_daemons()
+            status = self.run_c(plan.handle, address)
+        finally:
+            _under_way.pop()
         self.pool.append((words, address))
         if status:
             _native.fail(status)
@@ -137,6 +146,39 @@ class Call:
 # Workspaces of CPU runs that have ended; whoever runs next takes the last one.
 _KEPT, _KEPT_BYTES = 4, 64 << 20
 _workspaces: list[npt.NDArray[np.uint8]] = []
+
+
+# Runs that have begun and not ended; only the length of the list counts.
+_under_way: list[None] = []
+_closed = False
+
+
+def _close() -> None:
+    """Lets runs of daemon threads end before the interpreter goes away, and none begin: a thread
+    that comes back from C later would be ended in the middle of PyTorch's C++, which aborts."""
+    global _closed
+    _closed = True
+    limit = time.monotonic() + 10
+    time.sleep(0.005)
+    while _under_way and time.monotonic() < limit:
+        time.sleep(0.005)
+
+
+def _stop_daemons() -> None:
+    if threading.current_thread() is threading.main_thread():
+        return  # a function that runs at exit
+    _under_way.pop()
+    gate = threading.Lock()
+    gate.acquire()
+    gate.acquire()  # never comes back
+
+
+def _forget() -> None:
+    _under_way.clear()
+
+
+atexit.register(_close)
+_runtime.after_fork(_forget)
 
 
 def find(key: Any) -> Call | None:
@@ -164,6 +206,7 @@ def prepare(
     lengths: _shapes.Lengths | None,
     op: int,
     tensors: dict[str, Strides],
+    may_plan: bool = True,
 ) -> Call:
     """Checks lengths, finds or makes the plan, and describes the tensors of a run."""
     scale = setting.scale
@@ -193,4 +236,4 @@ def prepare(
         q_first=given.q_first,
         kv_first=given.kv_first,
     )
-    return Call(_plans.plan(problem), batch, tensors)
+    return Call(_plans.plan(problem, may_plan), batch, tensors)

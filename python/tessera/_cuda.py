@@ -16,6 +16,7 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     when the graph is gone.
     """
     stream = torch.cuda.current_stream(q.device).cuda_stream
+    call.plan.streams.add(stream)
     if torch.cuda.is_current_stream_capturing():
         call.plan.pinned = True
     if not call.workspace:

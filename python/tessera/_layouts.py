@@ -26,10 +26,6 @@ class Layout:
         c_pattern = _native.new(_native.Pattern)
         keep = pattern.fill(c_pattern)
         numbers = pattern.heads(heads, kv_heads)
-        if numbers.ids is not None:
-            raise _errors.Unsupported(
-                f"pattern: head_ids: only ids that follow each other, got {list(numbers.ids)}"
-            )
         desc = _native.new(
             _native.LayoutDesc,
             pattern=ctypes.addressof(c_pattern),
@@ -40,6 +36,13 @@ class Layout:
             kv_heads_total=numbers.kv_total,
             max_tokens=max_tokens,
         )
+        if numbers.ids is not None:
+            if not hasattr(_native.LayoutDesc, "head_ids"):
+                raise _errors.Unsupported(
+                    f"pattern: head_ids: only ids that follow each other, got {list(numbers.ids)}"
+                )
+            ids = (ctypes.c_int32 * heads)(*numbers.ids)
+            desc.head_ids = ctypes.addressof(ids)
         _native.call(
             "tess_layout_create",
             _runtime.runtime(),

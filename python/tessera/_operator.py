@@ -249,7 +249,7 @@ def _prepare_forward(
     if lse is not None:
         tensors["lse"] = _calls.strides(layout, lse, _contiguous(lse), 4, rows=True)
     setting = _calls.Setting(pattern, layout, scale, _device(q), DTYPES[q.dtype])
-    call = _calls.prepare(setting, sizes, lengths, _native.FORWARD, tensors)
+    call = _calls.prepare(setting, sizes, lengths, _native.FORWARD, tensors, not capturing(q))
     like = strides == q.stride() == torch.empty_like(q, device="meta").stride()
     call.notes = _Notes(
         plain, like, q.shape, strides, lse, not call.batch.q_whole, q.numel() == 0
@@ -371,7 +371,7 @@ def _prepare_backward(
     setting = _calls.Setting(
         pattern, layout, scale, _device(q), DTYPES[q.dtype], int(bool(flags & ANY_ORDER))
     )
-    call = _calls.prepare(setting, sizes, lengths, _native.BACKWARD, tensors)
+    call = _calls.prepare(setting, sizes, lengths, _native.BACKWARD, tensors, not capturing(q))
     like = [
         _strides(layout, x.shape) == x.stride() == torch.empty_like(x, device="meta").stride()
         for x in (q, k, v)

@@ -58,6 +58,7 @@ class Plan:
         self.problem = problem
         self.used = 0  # when, in ticks of the cache
         self.pinned = False  # a captured graph refers to it
+        self.streams: set[int] = set()  # native streams that it ran on
         self.calls: set[Any] = set()  # keys of prepared calls that hold this plan
         self.device = _runtime.device(problem.device)
         self.layout = _layouts.layout(
@@ -107,8 +108,17 @@ class Plan:
         self.kernel = info.kernel.decode()
 
     def __del__(self) -> None:
-        if self.plan:
+        if self.plan and not (len(self.streams) == 1 and self._release_after()):
             self._release(self.plan)
+
+    def _release_after(self) -> bool:
+        """Releases the plan in the order of the one stream that it ran on, so that nothing waits
+        for the device; whether the library could do that."""
+        function = getattr(_native.library(), "tess_plan_release_after", None)
+        if function is None:
+            return False
+        stream = _native.Stream(kind=_native.SUBMIT, handle=next(iter(self.streams)))
+        return int(function(self.plan, ctypes.byref(stream))) == 0
 
 
 class CacheInfo(NamedTuple):
@@ -138,8 +148,8 @@ def tick(plan: Plan) -> None:
     plan.used = next(_ticks)
 
 
-def plan(problem: Problem) -> Plan:
-    """The plan of a problem, from the cache or new."""
+def plan(problem: Problem, may_make: bool = True) -> Plan:
+    """The plan of a problem, from the cache or new. Without may_make, a missing one is an error."""
     global _bytes, _hits, _misses
     with _lock:
         found = _plans.get(problem)
@@ -147,6 +157,11 @@ def plan(problem: Problem) -> Plan:
             _hits += 1
             tick(found)
             return found
+    if not may_make:
+        raise _errors.InvalidArgument(
+            "attention: there is no plan for these shapes and lengths, and none can be made while "
+            "a graph is captured: run once with them before"
+        )
     made = Plan(problem)  # without the lock: planning takes a while, and other threads plan too
     with _lock:
         _misses += 1

@@ -473,6 +473,17 @@ class Blocks(Pattern):
 
 def parse(spec: str) -> Pattern:
     """The pattern of a line of words, as Pattern.spec tells it."""
+    try:
+        return _parse(spec)
+    except _errors.Error:
+        raise
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise _errors.InvalidArgument(
+            f"pattern: {spec[:200]!r} describes no pattern: {error!r}"
+        ) from None
+
+
+def _parse(spec: str) -> Pattern:
     kind, *rest = spec.split()
     words = dict(word.split("=", 1) for word in rest)
     if kind == "dense":

@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
-import reference
+import predicate
 
 import tessera
 from tessera import _layouts, _native, patterns
@@ -48,7 +48,7 @@ def test_mask_and_library_keep_the_pairs_of_the_formulas(pattern: patterns.Patte
     for head in range(heads):
         for n, p in enumerate(rows):
             for t in range(keys):
-                expected = reference.kept(pattern, head, heads, kv_heads, p, t)
+                expected = predicate.kept(pattern, head, heads, kv_heads, p, t)
                 assert mask[head, n, t] == expected, (head, p, t)
                 if (p + t) % 3 == 0:
                     _native.call(

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator as PyTorch sees it: tracing, compiling, checkpoints, autocast, refusals."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+import tessera
+
+S2 = tessera.S2
+PATTERN = S2(16, 1, 2)
+
+
+def tensors(rows: int = 33, grad: bool = True, layout: str = "bshd") -> list[torch.Tensor]:
+    found = []
+    for heads in (4, 2, 2):
+        x = torch.randn((rows, heads, 16) if layout == "thd" else (1, rows, heads, 16))
+        found.append((x.transpose(1, 2) if layout == "bhsd" else x).requires_grad_(grad))
+    return found
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+def test_opcheck(layout: str) -> None:
+    cu = (torch.tensor([0, 10, 33], dtype=torch.int32),) if layout == "thd" else ()
+    forward = torch.ops.tessera.forward.default
+    for flags in (0, 1):
+        inputs = tensors(grad=False, layout=layout)
+        arguments = (*inputs, PATTERN.spec, layout, None, flags, *cu)
+        torch.library.opcheck(forward, arguments)
+    o, lse = forward(*arguments)
+    d_o = torch.randn_like(o)
+    for d_lse in (None, torch.randn_like(lse)):
+        torch.library.opcheck(
+            torch.ops.tessera.backward.default,
+            (d_o, d_lse, *inputs, o, lse, True, False, True, PATTERN.spec, layout, 0.2, 0, *cu),
+        )
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("mode", ["fake", "meta"])
+def test_fake_and_real_results_lie_alike(layout: Any, mode: str) -> None:
+    options: Any = {"cu_seqlens_q": [0, 33]} if layout == "thd" else {}
+
+    def run(device: str | None) -> list[tuple[Any, ...]]:
+        inputs = tensors(layout=layout)
+        if device:
+            inputs = [x.detach().to(device).requires_grad_() for x in inputs]
+        o, lse = tessera.attention(*inputs, PATTERN, layout=layout, return_lse=True, **options)
+        grads = torch.autograd.grad(o.sum() + lse.sum(), inputs)
+        return [(x.shape, x.stride(), x.dtype) for x in (o, lse, *grads)]
+
+    real = run(None)
+    if mode == "meta":
+        assert run("meta") == real
+    else:
+        with FakeTensorMode():
+            assert run(None) == real
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+def test_compiles_once_for_all_lengths(layout: Any) -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def model(q: Any, k: Any, v: Any, cu: Any) -> Any:
+        o, lse = tessera.attention(
+            q * 2, k, v, PATTERN, layout=layout, return_lse=True, cu_seqlens_q=cu
+        )
+        return o + 1, lse
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    for rows in range(20, 40):
+        inputs = tensors(rows, layout=layout)
+        cu = torch.tensor([0, 5, rows - 3, rows]) if layout == "thd" else None
+        results = []
+        for function in (compiled, model):
+            o, lse = function(*inputs, cu)
+            grads = torch.autograd.grad(o.square().sum() + lse.sum(), inputs)
+            results.append((o, lse, *grads))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert counter.frame_count == 1
+
+
+def test_compiled_options_are_constants_or_tensors() -> None:
+    torch._dynamo.reset()
+    blocks = tessera.Blocks(np.random.default_rng(0).random((2, 3, 3)) < 0.7, 16)
+    q, k, v = (x[:, :, :2] for x in tensors(grad=False))
+
+    def model(q: Any, k: Any, v: Any, scale: float, lens: list[int]) -> Any:
+        o = tessera.attention(q, k, v, blocks, scale=scale, q_lens=lens, kv_lens=lens)
+        return o + tessera.attention(q, k, v, tessera.Window(7, sinks=1), q_first=lens)
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for scale, lens in ((0.1, [30]), (0.2, [7]), (0.3, [33])):
+        assert torch.equal(compiled(q, k, v, scale, lens), model(q, k, v, scale, lens))
+
+
+def test_export_holds_the_pattern_as_text() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return tessera.attention(q, k, v, PATTERN)
+
+    inputs = tensors(grad=False)
+    program = torch.export.export(Model(), tuple(inputs))
+    assert PATTERN.spec in program.graph_module.code
+    assert torch.equal(program.module()(*inputs), Model()(*inputs))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_have_equal_bits(reentrant: bool) -> None:
+    inputs = tensors()
+
+    def model(q: Any, k: Any, v: Any) -> Any:
+        return tessera.attention(q, k, v, PATTERN).square()
+
+    found = [x.detach().requires_grad_() for x in inputs]
+    checkpoint(model, *found, use_reentrant=reentrant).sum().backward()
+    model(*inputs).sum().backward()
+    for x, y in zip(found, inputs, strict=True):
+        assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
+
+
+def test_backward_twice_and_in_another_thread() -> None:
+    inputs = tensors()
+    o = tessera.attention(*inputs, PATTERN)
+    first = torch.autograd.grad(o.sum(), inputs, retain_graph=True)
+    found: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: found.extend(torch.autograd.grad(o.sum(), inputs, retain_graph=True))
+    )
+    thread.start()
+    thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
+    torch.autograd.grad(o.sum(), inputs)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(o.sum(), inputs)
+
+
+def test_inputs_changed_in_place_are_noticed() -> None:
+    inputs = tensors()
+    o = tessera.attention(*inputs, PATTERN)
+    with torch.no_grad():
+        inputs[0].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_scaled_dot_product_attention_does(dtype: torch.dtype) -> None:
+    q, k, v = tensors()
+    with torch.autocast("cpu", dtype):
+        o = tessera.attention(q, k.double().float(), v.to(torch.bfloat16), PATTERN)
+        same = torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1)))
+        )
+        assert o.dtype == same.dtype == dtype
+        with pytest.raises(tessera.InvalidArgument, match="q: float32"):
+            tessera.attention(q.double(), k.double(), v.double(), PATTERN)
+    o.sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32
+
+
+def test_deterministic_algorithms() -> None:
+    inputs = tensors()
+    torch.use_deterministic_algorithms(True)
+    try:
+        tessera.attention(*inputs, PATTERN).sum().backward()
+        with pytest.raises(tessera.InvalidArgument, match="deterministic"):
+            tessera.attention(*inputs, PATTERN, deterministic=False)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="deterministic"):
+            tessera.attention(*inputs, PATTERN, deterministic=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    q, k, v = tensors()
+    (d_q,) = torch.autograd.grad(
+        tessera.attention(q, k, v, PATTERN).square().sum(), q, create_graph=True
+    )
+    plain = torch.autograd.grad(tessera.attention(q, k, v, PATTERN).square().sum(), q)[0]
+    assert torch.equal(d_q, plain)
+    with pytest.raises(tessera.Unsupported, match="gradients of gradients"):
+        d_q.sum().backward()
+
+
+def test_transforms_are_refused() -> None:
+    q, k, v = tensors(grad=False)
+
+    def function(q: Any) -> Any:
+        return tessera.attention(q, k, v, PATTERN)
+
+    for transformed in (
+        lambda: torch.vmap(function)(q[None]),
+        lambda: torch.func.grad(lambda q: function(q).sum())(q),
+        lambda: torch.func.jvp(function, (q,), (q,)),
+    ):
+        with pytest.raises(tessera.Unsupported, match="transforms"):
+            transformed()
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        function(q)
+        for grad in (False, True):
+            with pytest.raises(tessera.Unsupported, match="q: forward-mode"):
+                function(forward_ad.make_dual(q.requires_grad_(grad), torch.ones_like(q)))
+
+
+def test_a_tensor_subclass_keeps_its_own_rule() -> None:
+    class Refusing(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            raise NotImplementedError(f"no rule for {function}")
+
+    q, k, v = tensors(grad=False)
+    odd = torch.Tensor._make_subclass(Refusing, q)
+    with pytest.raises(NotImplementedError, match="tessera"):
+        tessera.attention(odd, k, v, PATTERN)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        tessera.attention(q.to_sparse(), k, v, PATTERN)
+
+
+def test_saved_tensor_hooks_see_what_is_kept() -> None:
+    inputs, packed = tensors(), []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        packed.append(x.numel() * x.element_size())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        o, lse = tessera.attention(*inputs, PATTERN, return_lse=True)
+    sizes = [x.numel() * x.element_size() for x in (*inputs, o, lse)]
+    assert sorted(packed) == sorted(sizes)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(16, 48)
+        self.pattern = PATTERN
+
+    def forward(self, x: Any) -> Any:
+        return tessera.attention(
+            *self.qkv(x).unflatten(-1, (3, 2, 8)).unbind(-3), self.pattern
+        ).flatten(-2)
+
+
+def test_modules_with_patterns_are_copied_and_saved(tmp_path: Any) -> None:
+    model, x = Layer(), torch.randn(1, 40, 16)
+    optimiser = torch.optim.AdamW(model.parameters())
+    model(x).square().sum().backward()
+    optimiser.step()
+    other = copy.deepcopy(model)
+    torch.save((model, optimiser.state_dict()), tmp_path / "model.pt")
+    loaded, state = torch.load(tmp_path / "model.pt", weights_only=False)
+    torch.optim.AdamW(loaded.parameters()).load_state_dict(state)
+    assert torch.equal(model(x), other(x)) and torch.equal(model(x), loaded(x))
+    assert loaded.pattern == PATTERN
+
+
+def test_an_exception_within_backward_leaves_everything_usable() -> None:
+    inputs = tensors()
+
+    def fail(grad: torch.Tensor) -> torch.Tensor:
+        raise KeyError("on purpose")
+
+    o = tessera.attention(*inputs, PATTERN)
+    o.register_hook(fail)
+    with pytest.raises(KeyError):
+        o.sum().backward()
+    tessera.attention(*inputs, PATTERN).sum().backward()
+    assert inputs[0].grad is not None
+
+
+def test_block_masks_of_flex_attention() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    i = torch.arange(100)
+
+    def s2(b: Any, h: Any, q: Any, k: Any) -> Any:
+        near = q // 16 - k // 16 < 2
+        return (q >= k) & (near | ((k // 16 + h) % 3 == 0))
+
+    def convert(rule: Any, heads: int | None = 3) -> tessera.Blocks:
+        mask = flex.create_block_mask(rule, None, heads, 100, 100, "cpu", BLOCK_SIZE=16)
+        return tessera.Blocks.from_block_mask(mask)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert (convert(s2).mask(100, 100) == S2(16, 2, 3).mask(100, 100, heads=3)).all()
+        whole = convert(lambda b, h, q, k: (q // 16 + k // 16) % 2 == 0, None)
+        assert not whole.causal
+        expected = (i[:, None] // 16 + i // 16) % 2 == 0
+        assert (whole.mask(100, 100)[0] == expected.numpy()).all()
+        with pytest.raises(tessera.InvalidArgument, match=r"block \[1, 0\] of head 0"):
+            convert(lambda b, h, q, k: (q >= k) & (q - k < 20), None)
+        with pytest.raises(tessera.InvalidArgument, match="block"):
+            convert(lambda b, h, q, k: (q >= k) & (k != 5), None)
+    with pytest.raises(TypeError, match="BlockMask"):
+        tessera.Blocks.from_block_mask(torch.ones(3, 3))

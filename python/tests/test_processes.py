@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads, processes, and the cache of plans under load."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import tessera
+from tessera import _calls, _plans
+
+PATTERN = tessera.S2(16, 1, 2)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.fixture(autouse=True)
+def _defaults() -> Any:
+    tessera.cache_clear()
+    yield
+    tessera.cache_limits(plans=64, bytes=64 << 20)
+    tessera.cache_clear()
+
+
+def packed(lengths: list[int]) -> tuple[torch.Tensor, list[int]]:
+    cu = [0]
+    for length in lengths:
+        cu.append(cu[-1] + length)
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return torch.randn(cu[-1], 2, 8, generator=generator), cu
+
+
+def run(lengths: list[int]) -> torch.Tensor:
+    x, cu = packed(lengths)
+    x.requires_grad_()
+    tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu).square().sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def test_the_cache_is_bounded_by_number_and_by_bytes() -> None:
+    for n in range(1, 100):
+        run([n])
+    info = tessera.cache_info()
+    assert info.plans == 64 and 0 < info.bytes < 64 << 20
+    assert len(_plans._calls) <= 64
+    tessera.cache_limits(plans=3)
+    assert tessera.cache_info().plans == 3 and len(_plans._calls) == 3
+    tessera.cache_limits(bytes=1)
+    run([50])
+    info = tessera.cache_info()
+    assert info.plans == 1 and info.max_plans == 3  # the last one stays whatever its size
+    for wrong in (-1, 1.5, "3"):
+        with pytest.raises(tessera.InvalidArgument, match="plans"):
+            tessera.cache_limits(plans=wrong)  # type: ignore[arg-type]
+
+
+def test_equal_calls_share_a_plan_and_other_lengths_do_not() -> None:
+    run([3, 4])
+    before = tessera.cache_info()
+    run([3, 4])
+    assert tessera.cache_info().misses == before.misses
+    run([4, 3])
+    assert tessera.cache_info().misses == before.misses + 2  # forward and backward
+
+
+def test_lengths_changed_in_place_are_read_again() -> None:
+    x, cu = packed([5, 20])
+    lengths = torch.tensor(cu)
+    first = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=lengths)
+    lengths[1] = 15
+    second = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=lengths)
+    third = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=[0, 15, 25])
+    assert not torch.equal(first, second) and torch.equal(second, third)
+
+
+def test_a_plan_that_is_dropped_during_a_run_lives_until_its_end() -> None:
+    x, cu = packed([30])
+    inside, go, found = threading.Event(), threading.Event(), []
+    tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+    plan = weakref.ref(next(iter(_plans._plans.values())))
+    call = next(iter(_plans._calls.values()))
+    real = call.run_c
+
+    def slow(*arguments: Any) -> int:
+        inside.set()
+        go.wait(20)
+        found.append(plan() is not None)
+        return int(real(*arguments))
+
+    call.run_c = slow
+    thread = threading.Thread(
+        target=lambda: found.append(
+            tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+        )
+    )
+    thread.start()
+    assert inside.wait(20)
+    del call
+    tessera.cache_clear()
+    gc.collect()
+    assert tessera.cache_info().plans == 0
+    go.set()
+    thread.join()
+    alive, o = found
+    assert alive
+    assert torch.equal(o, tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu))
+    tessera.cache_clear()
+    gc.collect()
+    assert plan() is None
+
+
+def test_200_threads_make_plans_while_others_drop_them() -> None:
+    shapes = [[n % 7, n % 5 + 1, n % 11] for n in range(40)]
+    expected = [run(lengths) for lengths in shapes]
+    tessera.cache_limits(plans=5)
+    barrier, wrong = threading.Barrier(200), []
+
+    def work(n: int) -> None:
+        barrier.wait()
+        for step in range(3):
+            m = (n + step * 13) % len(shapes)
+            if not torch.equal(run(shapes[m]), expected[m]):
+                wrong.append(m)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert tessera.cache_info().plans <= 5
+
+
+def test_one_call_from_many_threads() -> None:
+    inputs = [torch.randn(1, 64, 4, 16) for _ in range(8)]
+    expected = [tessera.attention(x, x, x, PATTERN) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            found = pool.map(lambda x: tessera.attention(x, x, x, PATTERN), inputs)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_memory_stays_flat_over_ever_new_lengths() -> None:
+    resource = pytest.importorskip("resource")
+    sizes = []
+    for n in range(250):
+        run([n % 61, n % 37, 1 + n % 97])
+        if n in (100, 249):
+            gc.collect()
+            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert tessera.cache_info().plans == 64
+    assert len(_calls._workspaces) <= 4
+    assert sizes[1] - sizes[0] < 20 << 10  # KiB
+
+
+class Lengths(torch.utils.data.Dataset[torch.Tensor]):
+    """Runs attention in the workers of a DataLoader."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, n: int) -> torch.Tensor:
+        return run([n + 3, 9])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"there is no {method} here")
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    expected = [run([n + 3, 9]) for n in range(4)]
+    tessera.attention(*[torch.randn(1, 9, 2, 8)] * 3, PATTERN)
+    if method == "spawn" and not _own_library():
+        pytest.skip("a new process would open the package's own library")
+    loader = torch.utils.data.DataLoader(
+        Lengths(), batch_size=None, num_workers=2, multiprocessing_context=method
+    )
+    assert all(torch.equal(a, b) for a, b in zip(loader, expected, strict=True))
+
+
+def _own_library() -> bool:
+    code = "import tessera; tessera.load()"
+    return subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
+
+
+def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a new interpreter, on the same library."""
+    head = f"import tessera; tessera.load({tessera.load()!r}); import torch\n"
+    return subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(code), *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_fork_during_runs_of_other_threads() -> None:
+    done = child("""
+        import os, threading
+        p = tessera.S2(16, 1, 2)
+        x = torch.randn(1, 300, 4, 16)
+        expected = tessera.attention(x, x, x, p)
+        stop = threading.Event()
+        def work(n):
+            while not stop.is_set():
+                y = torch.randn(1, 50 + n, 2, 8)
+                tessera.attention(y, y, y, p)
+                tessera.cache_clear()
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+        [t.start() for t in threads]
+        for _ in range(4):
+            pid = os.fork()
+            if not pid:
+                ok = torch.equal(tessera.attention(x, x, x, p), expected)
+                ok = ok and tessera.cache_info().plans == 1
+                os._exit(0 if ok else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+        stop.set()
+        [t.join() for t in threads]
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_exit_with_runs_under_way() -> None:
+    done = child("""
+        import threading, time
+        x = torch.randn(1, 2000, 8, 64)
+        def work():
+            while True:
+                tessera.attention(x, x, x, tessera.Dense())
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.3)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_keyboard_interrupt_leaves_everything_usable() -> None:
+    done = child("""
+        import signal
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        x = torch.randn(1, 200, 4, 16, requires_grad=True)
+        p = tessera.S2(16, 1, 2)
+        expected = torch.autograd.grad(tessera.attention(x, x, x, p).sum(), x)[0]
+        interrupted = 0
+        for n in range(8):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.003 * n)
+                for m in range(100000):
+                    y = x[:, : 1 + m % 150]
+                    torch.autograd.grad(tessera.attention(y, y, y, p).sum(), x)
+            except KeyboardInterrupt:
+                interrupted += 1
+        assert interrupted == 8, interrupted
+        found = torch.autograd.grad(tessera.attention(x, x, x, p).sum(), x)[0]
+        assert torch.equal(found, expected)
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+DISTRIBUTED = """
+    import os, sys
+    import torch.distributed as dist
+    rank, port = int(sys.argv[1]), sys.argv[2]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=sys.argv[1], WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = torch.nn.Linear(16, 48)
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).unbind(-3)
+            return tessera.attention(q, k, v, tessera.S2(4, 1, 2)).flatten(-2)
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 20, 16)
+    alone = torch.autograd.grad(model(x).square().sum() / 2, model.qkv.weight)[0]
+    for kind in ("ddp", "fsdp2"):
+        model.zero_grad()
+        if kind == "ddp":
+            trained = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+            trained = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        trained(x[rank : rank + 1]).square().sum().backward()
+        grad = model.qkv.weight.grad
+        grad = grad if kind == "ddp" else grad.full_tensor()
+        torch.testing.assert_close(grad, alone, atol=1e-5, rtol=1e-4, msg=kind)
+    dist.destroy_process_group()
+"""
+
+
+def test_two_processes_train_one_model_with_ddp_and_fsdp2() -> None:
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda rank: child(DISTRIBUTED, str(rank), port), range(2)))
+    for process in done:
+        assert process.returncode == 0, process.stderr
