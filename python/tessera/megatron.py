@@ -241,7 +241,7 @@ def _check_order(kind: Any, causal: bool, packed: bool, q_len: int) -> None:
 
 
 # Lengths of the layers of one step, by their tensors' ids, which weak references guard.
-_known: dict[tuple[int, ...], tuple[Any, tuple[Tensor, Tensor]]] = {}
+_known: dict[tuple[int, ...], tuple[Any, tuple[int, ...], tuple[Tensor, Tensor]]] = {}
 
 
 def _cumulative(params: Any) -> tuple[Tensor, Tensor]:
@@ -256,24 +256,28 @@ def _cumulative(params: Any) -> tuple[Tensor, Tensor]:
     at_q = cu_q if at_q is None else at_q
     at_k = cu_k if at_k is None else at_k
     given = (cu_q, cu_k, at_q, at_k)
-    key = tuple(map(id, given))
-    versions = tuple(0 if x.is_inference() else x._version for x in given)
-    found = _known.get(key)
-    if found is not None:
-        references, result = found
-        alive = all(reference() is x for reference, x in zip(references[0], given))
-        if alive and references[1] == versions:
+    if any(x.is_inference() for x in given):  # these have no versions
+        return _made(given)
+    key, versions = tuple(map(id, given)), tuple(x._version for x in given)
+    known = _known.get(key)
+    if known is not None:
+        references, of_versions, result = known
+        if of_versions == versions and all(r() is x for r, x in zip(references, given)):
             return result
+    result = _made(given)
+    if len(_known) >= 64:
+        _known.clear()
+    _known[key] = (tuple(weakref.ref(x) for x in given), versions, result)
+    return result
+
+
+def _made(given: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     lists = [x.tolist() for x in given]
     if len({len(x) for x in lists}) != 1:
         raise tessera.InvalidArgument(
             f"packed_seq_params: cumulative lengths of {[len(x) for x in lists]} values"
         )
-    result = (_with_gaps(lists[0], lists[2], 1), _with_gaps(lists[1], lists[3], 2))
-    if len(_known) >= 64:
-        _known.clear()
-    _known[key] = ((tuple(weakref.ref(x) for x in given), versions), result)
-    return result
+    return _with_gaps(lists[0], lists[2], 1), _with_gaps(lists[1], lists[3], 2)
 
 
 def _with_gaps(lengths: list[int], places: list[int], part: int) -> Tensor:

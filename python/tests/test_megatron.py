@@ -205,6 +205,20 @@ def test_packed_sequences(padded):
                     torch.testing.assert_close(grad[here], other[here], rtol=1e-3, atol=1e-4)
 
 
+def test_lengths_that_change_in_place():
+    layer = build(S2Attention.by(S2), settings(2))
+    q, k, v = (x[:, 0].detach() for x in tensors(37, 37, 1, HEADS, 2))
+    cu = torch.tensor([0, 20, 37], dtype=torch.int32)
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu)
+    before = layer(q, k, v, None, packed_seq_params=params)
+    cu[1] = 9
+    after = layer(q, k, v, None, packed_seq_params=params)
+    fresh = cu.clone()
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=fresh, cu_seqlens_kv=fresh)
+    assert torch.equal(layer(q, k, v, None, packed_seq_params=params), after)
+    assert not torch.equal(before, after)
+
+
 def test_recomputation_gives_equal_bits():
     layer = build(S2Attention.by(S2), settings(2))
     q, k, v = tensors(37, 37, 2, HEADS, 2)

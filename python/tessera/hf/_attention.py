@@ -249,18 +249,22 @@ def _cumulative(position_ids: Tensor, batch: int, tokens: int) -> Tensor | None:
     """Cumulative lengths of sequences packed into rows; None where each row is one sequence."""
     if torch.compiler.is_compiling() or position_ids.dim() != 2 or position_ids.shape[1] != tokens:
         return None
+    if position_ids.is_inference():  # these have no versions
+        return _found(position_ids, batch, tokens)
     ident = id(position_ids)
-    version = 0 if position_ids.is_inference() else position_ids._version
-    found = _known.get(ident)
-    if found is not None and found[0]() is position_ids and found[1] == version:
-        return found[2]
-    near = (position_ids.diff(dim=1) == 1).cpu()
-    cumulative = None
-    if not bool(near.all()):
-        near = near.expand(batch, -1)
-        starts = torch.cat([torch.ones(batch, 1, dtype=torch.bool), ~near], 1).flatten()
-        end = torch.tensor([batch * tokens])
-        cumulative = torch.cat([starts.nonzero().flatten(), end]).to(torch.int32)
+    known = _known.get(ident)
+    if known is not None and known[0]() is position_ids and known[1] == position_ids._version:
+        return known[2]
+    cumulative = _found(position_ids, batch, tokens)
     guard = weakref.ref(position_ids, lambda _: _known.pop(ident, None))
-    _known[ident] = (guard, version, cumulative)
+    _known[ident] = (guard, position_ids._version, cumulative)
     return cumulative
+
+
+def _found(position_ids: Tensor, batch: int, tokens: int) -> Tensor | None:
+    near = (position_ids.diff(dim=1) == 1).cpu().expand(batch, -1)
+    if bool(near.all()):
+        return None
+    starts = torch.cat([torch.ones(batch, 1, dtype=torch.bool), ~near], 1).flatten()
+    end = torch.tensor([batch * tokens])
+    return torch.cat([starts.nonzero().flatten(), end]).to(torch.int32)
