@@ -128,7 +128,9 @@ def _values(name: str, given: Tensor, q: Tensor) -> bytes:
     if given.device.type == "cpu":
         return bytes(given.detach().to(torch.int64).contiguous().numpy().data)
     if given.device != q.device:
-        raise _shapes.wrong(name, f"the CPU or the device of q, {q.device}, is needed", given.device)
+        raise _shapes.wrong(
+            name, f"the CPU or the device of q, {q.device}, is needed", given.device
+        )
     if given.is_inference():  # these have no versions
         return bytes(given.cpu().to(torch.int64).numpy().data)
     ident, version = id(given), given._version

@@ -104,8 +104,10 @@ def _prepare(
             "attention: pattern: tessera.S2, Dense, Window or Blocks is needed, got "
             f"{type(pattern).__name__}"
         )
-    key: tuple[Any, ...] = ("numpy", op, pattern.spec, layout, scale, str(q.dtype), sizes, lengths, determinism)
-    key += tuple(tensors.items())
+    key: tuple[Any, ...] = (
+        "numpy", op, pattern.spec, layout, scale, str(q.dtype), sizes, lengths, determinism,
+        *tensors.items(),
+    )  # fmt: skip
     found = _calls.find(key)
     if found is not None:
         return found

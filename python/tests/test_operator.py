@@ -219,7 +219,9 @@ def test_transforms_are_refused() -> None:
 def test_a_tensor_subclass_keeps_its_own_rule() -> None:
     class Refusing(torch.Tensor):
         @classmethod
-        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             raise NotImplementedError(f"no rule for {function}")
 
     q, k, v = tensors(grad=False)
