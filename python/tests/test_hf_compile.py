@@ -75,8 +75,9 @@ def test_steps_of_a_static_cache_are_one_graph(padded):
         )
         first = None
         for at in range(20, 37):
-            mask = torch.zeros(2, 48, dtype=torch.int64)  # of one size, as a cache's keys
-            mask[:, : at + 1] = real[:, : at + 1]
+            # Of one size, as a cache's keys; later tokens are no padding, only not seen yet.
+            mask = torch.ones(2, 48, dtype=torch.int64)
+            mask[:, :37] = real
             here = slice(at, at + 1)
             got = compiled(
                 ids[:, here],

@@ -33,7 +33,6 @@ def from_first_query(
             f"same pattern in blocks of {fine} is too large; let the number of earlier keys be a "
             f"multiple of block_size ({block})"
         )
-    row = np.clip(query // block, 0, mask.shape[1] - 1)
-    inside = (query >= 0) & (query // block < mask.shape[1])
-    rows = mask[:, row] & inside[:, None]
+    row = query // block
+    rows = mask[:, np.clip(row, 0, mask.shape[1] - 1)] & (row < mask.shape[1])[:, None]
     return tessera.Blocks(rows.repeat(parts, 2), block=fine, causal=True)
