@@ -11,22 +11,26 @@
 #include <tessera/tessera.h>
 
 #include "clock.h"
-#include "html.h"
 #include "json.h"
 #include "line.h"
 #include "machine.h"
+#include "matrix.h"
+#include "matrix_forms.h"
 #include "options.h"
+#include "page.h"
 #include "problem.h"
 #include "report.h"
 #include "runner.h"
+#include "submit.h"
 #include "text.h"
+#include "vendors.h"
 
 static const char help[] =
     "usage: tessera bench [SUITE ... | k=v ...] [options]\n\n"
     "Measures attention on every device found. Each number is printed only after its result was "
     "checked against the fp64 reference.\n\n"
-    "  SUITE            default (about 3 minutes), quick (about 30 s), full (an hour), or "
-    "families by name: --list shows them\n"
+    "  SUITE            vendors (the default, 2 minutes): the same problems on every device; "
+    "models (3 minutes), quick (30 s), full (an hour), or families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 "
     "head_dim=128 local=8 stride=16 ...\n\n"
     "  --backends LIST  'hardware' (default), 'all' with software emulations, or a comma list of "
@@ -35,14 +39,18 @@ static const char help[] =
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
     "  --budget S       seconds that the suite may take; what would not fit is skipped with a "
     "note\n"
+    "  --peers LIST     programs that compute the same with other tools, a comma list of "
+    "paths\n"
+    "  --energy         measure joules a run as well, half a second for each result\n"
     "  --no-ceilings    do not measure what matrix products and copies reach\n"
     "  --no-planning    do not measure planning times\n"
     "  --json F  --csv F  --md F  --html F    write the results to files, which appear whole or "
     "not at all\n"
+    "  --submit         write the results of the suite vendors to a file of this folder, named "
+    "after the device, without paths and settings: one for the public table; nothing is sent\n"
     "  --list           print the families and their problems\n"
     "  --help  --version\n\n"
-    "docs/bench.md explains how to read the results. Exit status: 0; 1 when something failed or "
-    "was interrupted; 2 for unknown words.\n";
+    "Exit status: 0; 1 when something failed or was interrupted; 2 for unknown words.\n";
 
 enum { N_OUTPUTS = 4 };
 static const char *const output_names[N_OUTPUTS] = {"json", "csv", "md", "html"};
@@ -51,7 +59,7 @@ typedef struct bench_arguments {
     const char *outputs[N_OUTPUTS]; /* paths, or NULL */
     const char *dtypes;
     double budget; /* 0: the suite's own */
-    int list;
+    int list, submit;
     run_options run;
     char suite[128];
     char line[BENCH_LINE];
@@ -78,7 +86,7 @@ static int parse_budget(const char *text, double *budget) {
 }
 
 static int parse_suites(char **names, size_t n, bench_arguments *a) {
-    static char *standard[] = {"default"};
+    static char *standard[] = {"vendors"};
     if (n == 0) {
         names = standard;
         n = 1;
@@ -90,7 +98,9 @@ static int parse_suites(char **names, size_t n, bench_arguments *a) {
                                names[i]);
         for (size_t k = 0; k < i; k++)
             if (strcmp(names[i], names[k]) == 0) return usage_error("given twice: ", names[i]);
-        int status = suite_expand(names[i], a->dtypes, &a->run.series, &a->run.n_series);
+        int status = strcmp(names[i], "vendors") == 0
+                         ? vendors_lines(a->dtypes, &a->run.lines, &a->run.n_lines)
+                         : suite_expand(names[i], a->dtypes, &a->run.series, &a->run.n_series);
         if (status == -1) return cli_error(CLI_FAILED, "bench", "out of memory");
         if (status == -2) return usage_error("no such suite or family (see --list): ", names[i]);
         if (status == -3)
@@ -147,8 +157,11 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         KERNELS,
         DTYPE,
         BUDGET,
+        PEERS,
+        ENERGY,
         NO_CEILINGS,
         NO_PLANNING,
+        SUBMIT,
         LIST,
         OUTPUT,
         N_OPTIONS = OUTPUT + N_OUTPUTS
@@ -157,8 +170,11 @@ static int parse(int argc, char **argv, bench_arguments *a) {
                                {.name = "kernels", .takes_value = 1},
                                {.name = "dtype", .takes_value = 1},
                                {.name = "budget", .takes_value = 1},
+                               {.name = "peers", .takes_value = 1},
+                               {.name = "energy"},
                                {.name = "no-ceilings"},
                                {.name = "no-planning"},
+                               {.name = "submit"},
                                {.name = "list"}};
     size_t n_words;
     for (int i = 0; i < N_OUTPUTS; i++)
@@ -170,16 +186,21 @@ static int parse(int argc, char **argv, bench_arguments *a) {
         return n_words ? usage_error("--list takes no words: ", argv[1]) : CLI_GO_ON;
     }
     a->run.backends = o[BACKENDS].value;
+    a->run.peers = o[PEERS].value;
+    a->run.energy = o[ENERGY].given ? 0.5 : 0;
     a->run.ceilings = !o[NO_CEILINGS].given;
     a->run.planning = !o[NO_PLANNING].given;
     a->run.all_kernels = o[KERNELS].given && strcmp(o[KERNELS].value, "all") == 0;
     if (o[KERNELS].given && !a->run.all_kernels && strcmp(o[KERNELS].value, "pick") != 0)
         return usage_error("--kernels: neither 'pick' nor 'all': ", o[KERNELS].value);
     a->dtypes = o[DTYPE].value;
+    a->submit = o[SUBMIT].given;
     if (o[BUDGET].given && (status = parse_budget(o[BUDGET].value, &a->budget)) != CLI_GO_ON)
         return status;
     status = n_words && strchr(argv[1], '=') ? parse_problem(argv + 1, n_words, a)
                                              : parse_suites(argv + 1, n_words, a);
+    if (status == CLI_GO_ON && a->submit && (strcmp(a->suite, "vendors") != 0 || a->dtypes))
+        return usage_error("--submit: takes the whole suite vendors, and no other", NULL);
     for (int i = 0; i < N_OUTPUTS && status == CLI_GO_ON; i++) {
         a->outputs[i] = o[OUTPUT + i].value;
         for (int j = 0; j < i; j++)
@@ -200,7 +221,12 @@ static void list_families(void) {
             printf(" %s", short_tokens(tokens, sizeof tokens, f->full[k]));
         if (suite_line(&s, f->full[0], f->heads, line, sizeof line) == 0) printf("\n  %s\n", line);
     }
-    puts("\nSuites made of them: quick, default, full.");
+    puts("\nSuites made of them: quick, models, full.\n\nvendors:");
+    bench_line *lines = NULL;
+    int n = 0;
+    if (vendors_lines(NULL, &lines, &n) != 0) n = 0;
+    for (int i = 0; i < n; i++) printf("  %s\n    %s\n", lines[i].title, lines[i].line);
+    free(lines);
 }
 
 /* ------------------------------------------------------------------ results */
@@ -233,6 +259,24 @@ static void describe_run(bench_report *r, const bench_arguments *a) {
     r->budget_seconds = a->run.budget;
 }
 
+/* Devices beside each other, where there are several. */
+static void devices_beside(const bench_report *r, const char *before,
+                           void (*write)(const matrix *m, FILE *f), FILE *f) {
+    char error[256];
+    matrix m;
+    if (matrix_build(&m, &r, NULL, 1, NULL, error, sizeof error) != 0) return;
+    if (m.n_columns > 1) {
+        fputs(before, f);
+        write(&m, f);
+    }
+    matrix_free(&m);
+}
+
+static void markdown(const bench_report *r, FILE *f) {
+    report_markdown(r, f);
+    devices_beside(r, "\n# Devices beside each other\n", matrix_markdown_tables, f);
+}
+
 /* Writes every file under a temporary name first and renames all of them only when all are
  * complete. */
 static int write_outputs(const bench_report *r, const bench_arguments *a) {
@@ -250,9 +294,9 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
         else if (i == 1)
             report_csv(r, f);
         else if (i == 2)
-            report_markdown(r, f);
+            markdown(r, f);
         else
-            html_report(r, f);
+            status = page_of_report(r, f, error, sizeof error);
         if (status == 0) status = text_file_close(&files[i], error, sizeof error);
     }
     for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
@@ -262,6 +306,24 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
     if (status != 0) cli_error(CLI_FAILED, "bench", "--%s: %s", output_names[at], error);
     for (int i = 0; i < N_OUTPUTS; i++) text_file_discard(&files[i]);
     return status == 0 ? CLI_OK : CLI_FAILED;
+}
+
+/* The file for the public table; the report is cleaned for it. */
+static int write_submission(bench_report *r) {
+    char name[128], error[512] = "out of memory";
+    text_file file = {0};
+    submit_name(r, name, sizeof name);
+    submit_clean(r);
+    int status = text_file_open(&file, name, error, sizeof error);
+    if (status == 0) status = json_write(r, file.stream);
+    if (status == 0) status = text_file_close(&file, error, sizeof error);
+    if (status == 0) status = text_file_publish(&file, error, sizeof error);
+    text_file_discard(&file);
+    if (status != 0) return cli_error(CLI_FAILED, "bench", "--submit: %s", error);
+    printf("\nwritten: %s. Nothing was sent. To be in the public table, add it to bench/results of "
+           "the repository.\n",
+           name);
+    return CLI_OK;
 }
 
 static int has_ceilings(const bench_report *r) {
@@ -284,13 +346,19 @@ static int measure_and_report(const bench_arguments *a, bench_report *report) {
     if (report->machine.cpus > 0)
         report->machine.other_load = fmax(machine_other_seconds() - others, 0) /
                                      (report->elapsed_seconds * report->machine.cpus);
-    if (report->n_results || report->n_planning) report_text(report, stdout);
+    if (report->n_results || report->n_planning) {
+        report_text(report, stdout);
+        devices_beside(report, "\nDevices beside each other\n", matrix_text_tables, stdout);
+    }
     if (status == CLI_USAGE) return status;
     const int interrupted = report->n_devices && !report->complete;
     /* Minutes of measuring are kept, however the run ended. */
     const int worth_writing =
         report->n_results || (interrupted && (report->n_planning || has_ceilings(report)));
     if (worth_writing && write_outputs(report, a) != CLI_OK) status = CLI_FAILED;
+    if (a->submit && !interrupted && report_count(report, BENCH_OK) &&
+        write_submission(report) != CLI_OK)
+        status = CLI_FAILED;
     if (interrupted)
         return cli_error(CLI_FAILED, "bench",
                          worth_writing ? "interrupted; what was complete by then is reported"
@@ -312,5 +380,6 @@ int bench_main(int argc, char **argv) {
     if (status == CLI_GO_ON) status = measure_and_report(&a, &report);
     report_free(&report);
     free(a.run.series);
+    free(a.run.lines);
     return status;
 }

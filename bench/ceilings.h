@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limits that a device shows by itself: matrix products by the best library at hand, and a copy
- * of memory. */
+/* The limits that devices show by themselves: matrix products by the best library at hand, and
+ * copying and reading memory. */
 #ifndef TESSERA_BENCH_CEILINGS_H
 #define TESSERA_BENCH_CEILINGS_H
 
-#include <tessera/tessera.h>
-
 #include "results.h"
 
-/*
- * Measures the CPU with `threads` threads and appends to the device's ceilings. Each library works
- * in a child process of its own with a time limit: libraries bring thread pools whose idle threads
- * spin, and one that crashes or hangs must not take the suite with it. Called before the first
- * device is opened, while this process is still quiet. `seconds` bounds the whole. Returns 0, or -1
- * when out of memory; what could not be measured is told in ceiling_note.
- */
-int ceilings_cpu(bench_device *d, int threads, double seconds);
+typedef struct limits_server limits_server;
 
-/* The copy ceiling of a device that has memory of its own: tess_copy between two of its buffers.
- * Failures go to ceiling_note. Returns as above. */
-int ceilings_device_copy(bench_device *d, tess_device *device, double seconds);
+/* Before the first driver is opened; NULL when no process can be started. */
+limits_server *ceilings_start(void);
+void ceilings_stop(limits_server *s);
+
+/* Sets uuid and pci of a GPU where its driver tells them. */
+void ceilings_identify(bench_device *d);
+
+/* Measures all devices of the report and appends to their ceilings, before the first of them is
+ * opened, while this process is still quiet. Where several are one GPU, its limits count for all of
+ * them. `seconds` is for one device. Returns 0, or -1 when out of memory; what could not be
+ * measured is told in ceiling_note. `tell` says what is done now. */
+int ceilings_measure(limits_server *s, bench_report *r, double seconds,
+                     void (*tell)(void *user, const char *text), void *user);
 
 #endif

@@ -1,10 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command `tessera compare`: result files side by side. A column is one device of one file, or
- * one of its kernels where the file holds several for one problem; a row is one problem line.
- * Ratios are to the column of the first file that is most alike: same device and kernel, else same
- * device, else the first.
- */
+/* The command `tessera compare`: result files and their devices as one matrix. */
 #include "bench.h"
 
 #include <math.h>
@@ -12,336 +7,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <tessera/tessera.h>
-
-#include "charts.h"
-#include "html.h"
 #include "json.h"
+#include "matrix.h"
+#include "matrix_forms.h"
 #include "options.h"
-#include "report.h"
-#include "table.h"
+#include "page.h"
 #include "text.h"
 
-enum { MAX_FILES = 16, MAX_COLUMNS = 64 };
-
 static const char help[] =
-    "usage: tessera compare A.json B.json ... [--md F] [--html F]\n\n"
-    "Sets result files of `tessera bench --json` side by side: median times of the problems that "
-    "at least two columns share, and the ratio to the "
-    "first\n"
-    "file (above 1: faster than it). '~' marks a ratio within the spread, that is, the quartile "
-    "ranges of both times overlap.\n\n"
-    "Exit status: 0; 1 when a file cannot be read or nothing is in common; 2 for unknown words.\n";
+    "usage: tessera compare A.json [B.json ...] [options]\n\n"
+    "Sets the devices of result files of `tessera bench --json` side by side: a row for each "
+    "problem, a column for each device, with\n"
+    "the median time and its share of the limit measured on that device. '*' marks the fastest of "
+    "a row, '=' what does not differ\n"
+    "from it: the quartile ranges of both times overlap, or the medians are within 2%.\n\n"
+    "  --base WHICH      what ratios refer to: a device (cuda:0, its backend or its name) or a "
+    "file (its path or letter);\n"
+    "                    without it the first file, device by device\n"
+    "  --fail-below R    exit status 1 when the geometric mean of a column's ratios is below R by "
+    "more than the spread\n"
+    "  --md F  --csv F  --json F  --html F    write the matrix to files, which appear whole or not "
+    "at all\n"
+    "  --title TEXT      of the page\n"
+    "  --plain           the page without the chart library: its charts are pictures\n"
+    "  --help  --version\n\n"
+    "Exit status: 0; 1 when a file cannot be read, nothing is in common or --fail-below failed; 2 "
+    "for unknown words.\n";
 
-typedef struct column {
-    int file, device;
-    const char *kernel; /* NULL: whichever ran the problem */
-    char name[192];
-    int base; /* the column of file 0 that ratios refer to; -1: none */
-} column;
-
-typedef struct row {
-    const bench_result *any; /* that file's result which was seen first: shape and line */
-} row;
+enum { MD, CSV, JSON, HTML, N_OUTPUTS, BASE = N_OUTPUTS, FAIL_BELOW, TITLE, PLAIN, N_OPTIONS };
 
 typedef struct comparison {
-    bench_report reports[MAX_FILES];
-    const char *paths[MAX_FILES];
+    bench_report reports[MATRIX_FILES];
+    const bench_report *list[MATRIX_FILES];
+    const char *paths[MATRIX_FILES];
     int n_files;
-    column columns[MAX_COLUMNS];
-    int n_columns;
-    row *rows; /* one per distinct problem line that two files share */
-    int n_rows;
+    matrix m;
+    double least; /* --fail-below; 0 without */
+    page_options page;
 } comparison;
 
-/* ------------------------------------------------------------------ alignment */
-
-static const bench_result *cell(const comparison *c, const char *line, int k) {
-    const column *col = &c->columns[k];
-    const bench_report *r = &c->reports[col->file];
-    for (int i = 0; i < r->n_results; i++) {
-        const bench_result *x = &r->results[i];
-        if (x->status == BENCH_OK && x->device == col->device &&
-            (!col->kernel || strcmp(x->kernel, col->kernel) == 0) && strcmp(x->line, line) == 0)
-            return x;
-    }
-    return NULL;
-}
-
-/* Whether a device was measured with several kernels on one problem. */
-static int has_kernels(const bench_report *r, int device) {
-    for (int i = 0; i < r->n_results; i++)
-        for (int j = 0; j < i; j++) {
-            const bench_result *x = &r->results[i], *y = &r->results[j];
-            if (x->status == BENCH_OK && y->status == BENCH_OK && x->device == device &&
-                y->device == device && strcmp(x->kernel, y->kernel) != 0 &&
-                strcmp(x->line, y->line) == 0)
-                return 1;
-        }
-    return 0;
-}
-
-static int same_kernel(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
-
-static int add_column(comparison *c, int file, int device, const char *kernel) {
-    for (int k = 0; k < c->n_columns; k++)
-        if (c->columns[k].file == file && c->columns[k].device == device &&
-            same_kernel(c->columns[k].kernel, kernel))
-            return 0;
-    if (c->n_columns == MAX_COLUMNS) return -1;
-    column *col = &c->columns[c->n_columns++];
-    *col = (column){.file = file, .device = device, .kernel = kernel, .base = -1};
-    snprintf(col->name, sizeof col->name, "%c: %.60s%s%.90s", 'A' + file,
-             c->reports[file].devices[device].id, kernel ? " " : "", kernel ? kernel : "");
-    return 0;
-}
-
-static int find_columns(comparison *c) {
-    for (int f = 0; f < c->n_files; f++) {
-        const bench_report *r = &c->reports[f];
-        for (int d = 0; d < r->n_devices; d++) {
-            int kernels = has_kernels(r, d);
-            for (int i = 0; i < r->n_results; i++) {
-                const bench_result *x = &r->results[i];
-                if (x->status == BENCH_OK && x->device == d &&
-                    add_column(c, f, d, kernels ? x->kernel : NULL) != 0)
-                    return -1;
-            }
-        }
-    }
-    for (int k = 0; k < c->n_columns; k++) {
-        int best = 0;
-        column *col = &c->columns[k];
-        for (int b = 0; b < c->n_columns && c->columns[b].file == 0 && col->file != 0; b++) {
-            int device = strcmp(c->reports[0].devices[c->columns[b].device].id,
-                                c->reports[col->file].devices[col->device].id) == 0;
-            int score = 1 + device + 2 * (device && same_kernel(c->columns[b].kernel, col->kernel));
-            if (score > best) {
-                best = score;
-                col->base = b;
-            }
-        }
-    }
-    return 0;
-}
-
-static int find_rows(comparison *c) {
-    size_t total = 1;
-    for (int f = 0; f < c->n_files; f++) total += (size_t)c->reports[f].n_results;
-    c->rows = calloc(total, sizeof *c->rows);
-    if (!c->rows) return -1;
-    for (int f = 0; f < c->n_files; f++) {
-        int *order = report_order(&c->reports[f]);
-        if (!order) return -1;
-        for (int i = 0; i < c->reports[f].n_results; i++) {
-            const bench_result *x = &c->reports[f].results[order[i]];
-            int known = x->status != BENCH_OK, files = 0;
-            for (int k = 0; k < c->n_rows && !known; k++)
-                known = strcmp(c->rows[k].any->line, x->line) == 0;
-            if (known) continue;
-            for (int g = 0, last = -1; g < c->n_columns; g++)
-                if (c->columns[g].file != last && cell(c, x->line, g)) {
-                    files++;
-                    last = c->columns[g].file;
-                }
-            if (files > 1) c->rows[c->n_rows++].any = x;
-        }
-        free(order);
-    }
-    return 0;
-}
-
-/* How many times faster than its base a column is, or NaN; *within: the quartile ranges overlap. */
-static double ratio(const comparison *c, const char *line, int k, int *within) {
-    const bench_result *x = cell(c, line, k),
-                       *base = c->columns[k].base >= 0 ? cell(c, line, c->columns[k].base) : NULL;
-    *within = 0;
-    if (!x || !base) return NAN;
-    *within = x->q1 <= base->q3 && base->q1 <= x->q3;
-    return base->median / x->median;
-}
-
-/* ------------------------------------------------------------------ output */
-
-static void problem_cells(table *t, const bench_result *x) {
-    char tokens[24], heads[32];
-    table_cell(t, "%s %s", x->family, x->pattern);
-    table_cell(t, "%s", dtype_name(x->dtype));
-    table_cell(t, "%s", short_tokens(tokens, sizeof tokens, x->kv_len));
-    table_cell(t, "%s", result_heads(x, heads, sizeof heads));
-}
-
-static void fill_table(const comparison *c, table *t, const char **heads) {
-    heads[0] = "<problem";
-    heads[1] = "<type";
-    heads[2] = "tokens";
-    heads[3] = "heads";
-    int n = 4;
-    for (int k = 0; k < c->n_columns; k++) {
-        heads[n++] = c->columns[k].name;
-        if (c->columns[k].file > 0) heads[n++] = "to A";
-    }
-    table_init(t, n, heads);
-    for (int i = 0; i < c->n_rows && c->rows[i].any; i++) {
-        problem_cells(t, c->rows[i].any);
-        for (int k = 0; k < c->n_columns; k++) {
-            char text[TEXT_SIZE];
-            int within;
-            const bench_result *x = cell(c, c->rows[i].any->line, k);
-            table_cell(t, "%s", x ? text_seconds(text, sizeof text, x->median) : "-");
-            if (c->columns[k].file == 0) continue;
-            double v = ratio(c, c->rows[i].any->line, k, &within);
-            short_ratio(text, sizeof text, v);
-            table_cell(t, "%s%s", within ? "~ " : "", text);
-        }
-    }
-}
-
-/* Geometric mean of a column's ratios, with how many there are. */
-static double mean_ratio(const comparison *c, int k, int *count, int *clear) {
-    double sum = 0;
-    *count = *clear = 0;
-    for (int i = 0; i < c->n_rows; i++) {
-        int within;
-        double v = ratio(c, c->rows[i].any->line, k, &within);
-        if (!isfinite(v) || !(v > 0)) continue;
-        sum += log(v);
-        ++*count;
-        *clear += !within;
-    }
-    return *count ? exp(sum / *count) : NAN;
-}
-
-static void file_line(const comparison *c, int f, char *text, size_t size) {
-    const bench_report *r = &c->reports[f];
-    char load[24], other[48] = "";
-    if (r->machine.other_load > 0.05)
-        snprintf(other, sizeof other, ", disturbed by %s other work",
-                 short_percent(load, sizeof load, r->machine.other_load));
-    char shown[TEXT_PATH];
-    snprintf(text, size, "%c = %s: Tessera %s, %.100s, %.100s, %s%s%s", 'A' + f,
-             text_path(shown, c->paths[f]), r->library_version, r->machine.cpu, r->machine.os,
-             r->created, other, r->complete ? "" : ", interrupted");
-    cli_one_line(text);
-}
-
-static void summary_line(const comparison *c, int k, char *text, size_t size) {
-    char mean[24];
-    int count, clear;
-    double v = mean_ratio(c, k, &count, &clear);
-    snprintf(
-        text, size,
-        "%.150s: %s to %.150s over %d problems (geometric mean); %d differ by more than the spread",
-        c->columns[k].name, short_ratio(mean, sizeof mean, v), c->columns[c->columns[k].base].name,
-        count, clear);
-}
-
-static int has_ratios(const comparison *c, int k) {
-    int count, clear;
-    if (c->columns[k].file > 0 && c->columns[k].base >= 0)
-        mean_ratio(c, k, &count, &clear);
-    else
-        count = 0;
-    return count > 0;
-}
-
-static void write_ratio_chart(const comparison *c, FILE *f) {
-    chart_bar *bars = calloc((size_t)c->n_rows * (size_t)c->n_columns + 1, sizeof *bars);
-    int n = 0;
-    for (int i = 0; bars && i < c->n_rows; i++) {
-        int begins = i > 0;
-        for (int k = 0; k < c->n_columns; k++) {
-            const bench_result *x = cell(c, c->rows[i].any->line, k);
-            char tokens[24], rate[TEXT_SIZE];
-            if (!x) continue;
-            chart_bar *b = &bars[n++];
-            snprintf(b->label, sizeof b->label, "%s %s %s, %s  %c", x->family, x->pattern,
-                     dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len),
-                     'A' + c->columns[k].file);
-            snprintf(b->text, sizeof b->text, "%s",
-                     text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
-            b->value = x->flop_rate;
-            b->mark = x->gemm_ceiling >= 0 ? c->reports[c->columns[k].file]
-                                                 .devices[x->device]
-                                                 .ceilings[x->gemm_ceiling]
-                                                 .rate
-                                           : NAN;
-            b->colour = k % CHART_COLOURS;
-            b->begins_group = begins;
-            begins = 0;
-        }
-    }
-    if (n)
-        chart_bars(bars, n, "FLOP/s",
-                   "FLOP/s of each problem in each column, with the ceiling of its machine", f);
-    free(bars);
-}
-
-static void write_html(const comparison *c, const table *t, FILE *f) {
-    char text[768];
-    html_begin(f, "Tessera compare");
-    fputs("<h1>Tessera compare</h1>\n<ul class=\"muted\">\n", f);
-    for (int i = 0; i < c->n_files; i++) {
-        file_line(c, i, text, sizeof text);
-        fputs("<li>", f);
-        write_html_escaped(f, text);
-        fputs("</li>\n", f);
-    }
-    fputs("</ul>\n<ul>\n", f);
-    for (int k = 0; k < c->n_columns; k++) {
-        if (!has_ratios(c, k)) continue;
-        summary_line(c, k, text, sizeof text);
-        fputs("<li>", f);
-        write_html_escaped(f, text);
-        fputs("</li>\n", f);
-    }
-    fputs("</ul>\n<h2>Times</h2>\n<p>Medians; ratios above 1 are faster than A; ~ marks a "
-          "difference within the spread.</p>\n",
-          f);
-    table_html(t, f);
-    fputs("<h2>Throughput</h2>\n<p>", f);
-    for (int k = 0; k < c->n_columns; k++) {
-        fprintf(f, "<span class=\"key c%d\"></span>", k % CHART_COLOURS);
-        write_html_escaped(f, c->columns[k].name);
-    }
-    fputs("<span class=\"keymark\"></span>ceiling of the machine</p>\n", f);
-    write_ratio_chart(c, f);
-    html_end(f);
-}
-
-static void write_text(const comparison *c, const table *t, FILE *f, int markdown) {
-    char text[768];
-    const char *bullet = markdown ? "- " : "";
-    if (markdown) fputs("# Tessera compare\n\n", f);
-    for (int i = 0; i < c->n_files; i++) {
-        file_line(c, i, text, sizeof text);
-        fputs(bullet, f);
-        if (markdown)
-            write_markdown_escaped(f, text);
-        else
-            fputs(text, f);
-        fputc('\n', f);
-    }
-    fputc('\n', f);
-    if (markdown)
-        table_markdown(t, f);
-    else
-        table_text(t, f);
-    fputs("\nMedian times; ratios above 1 are faster than A; ~ marks a difference within the "
-          "spread.\n\n",
-          f);
-    for (int k = 0; k < c->n_columns; k++) {
-        if (!has_ratios(c, k)) continue;
-        summary_line(c, k, text, sizeof text);
-        fprintf(f, "%s%s\n", bullet, text);
-    }
-}
-
-/* ------------------------------------------------------------------ command */
-
-enum { MD, HTML, N_OUTPUTS };
-
-static int write_files(const comparison *c, const table *t, const cli_option *outputs) {
+static int write_files(const comparison *c, const cli_option *outputs) {
     text_file files[N_OUTPUTS] = {{0}};
     char error[512];
     int status = 0, at = 0;
@@ -351,9 +56,13 @@ static int write_files(const comparison *c, const table *t, const cli_option *ou
         status = text_file_open(&files[i], outputs[i].value, error, sizeof error);
         if (status != 0) break;
         if (i == MD)
-            write_text(c, t, files[i].stream, 1);
+            matrix_markdown(&c->m, files[i].stream);
+        else if (i == CSV)
+            matrix_csv(&c->m, files[i].stream);
+        else if (i == JSON)
+            matrix_json(&c->m, files[i].stream);
         else
-            write_html(c, t, files[i].stream);
+            page_write(&c->m, &c->page, files[i].stream);
         status = text_file_close(&files[i], error, sizeof error);
     }
     for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
@@ -365,56 +74,105 @@ static int write_files(const comparison *c, const table *t, const cli_option *ou
     return status == 0 ? CLI_OK : CLI_FAILED;
 }
 
-static int run(comparison *c, const cli_option *outputs) {
+/* What each file has where no problem is in two of them. */
+static int nothing_in_common(const comparison *c) {
+    char text[CLI_LINE] = "", part[160];
+    for (int f = 0; f < c->n_files && f < 4; f++) {
+        char shown[TEXT_PATH];
+        snprintf(part, sizeof part, "%s%.60s has %d of suite '%.40s'", f ? ", " : "",
+                 text_path(shown, c->paths[f]), c->m.alone[f], c->reports[f].suite);
+        strncat(text, part, sizeof text - strlen(text) - 1);
+    }
+    return cli_error(CLI_FAILED, "compare", "the files have no problem in common: %s", text);
+}
+
+/* A column is below the bound when its mean is, and differs from 1 by more than the spread. */
+static int check_means(const comparison *c) {
+    int failed = 0, compared = 0;
+    for (int k = 0; k < c->m.n_columns && c->least > 0; k++) {
+        const matrix_mean *mean = &c->m.columns[k].mean;
+        compared += mean->count;
+        if (!mean->count || mean->ratio.same || mean->ratio.value >= c->least) continue;
+        cli_error(CLI_FAILED, "compare",
+                  "--fail-below %g: %.150s reaches %.3f of %.150s over %d problems", c->least,
+                  c->m.columns[k].name, mean->ratio.value, matrix_base_name(&c->m, k), mean->count);
+        failed = 1;
+    }
+    if (c->least > 0 && !compared)
+        return cli_error(CLI_FAILED, "compare", "--fail-below: nothing has a base to compare with");
+    return failed ? CLI_FAILED : CLI_OK;
+}
+
+static int run(comparison *c, const cli_option *options) {
     char error[512];
-    const char *heads[4 + 2 * MAX_COLUMNS];
-    for (int f = 0; f < c->n_files; f++)
+    for (int f = 0; f < c->n_files; f++) {
         if (json_read(&c->reports[f], c->paths[f], error, sizeof error) != 0)
             return cli_error(CLI_FAILED, "compare", "%s", error);
-    if (find_columns(c) != 0)
-        return cli_error(CLI_FAILED, "compare", "the files hold more than %d devices and kernels",
-                         MAX_COLUMNS);
-    if (find_rows(c) != 0) return cli_error(CLI_FAILED, "compare", "out of memory");
-    if (!c->n_rows)
-        return cli_error(CLI_FAILED, "compare", "the files have no measured problem in common");
+        c->list[f] = &c->reports[f];
+    }
+    if (matrix_build(&c->m, c->list, c->paths, c->n_files, options[BASE].value, error,
+                     sizeof error) != 0)
+        return cli_error(strncmp(error, "--base", 6) == 0 ? CLI_USAGE : CLI_FAILED, "compare", "%s",
+                         error);
+    if (!c->m.n_rows)
+        return c->n_files > 1 ? nothing_in_common(c)
+                              : cli_error(CLI_FAILED, "compare", "the file holds no problem");
     /* Nothing is printed before the files are known to be writable. */
     for (int i = 0; i < N_OUTPUTS; i++)
-        if (outputs[i].given && text_file_probe(outputs[i].value, error, sizeof error) != 0)
-            return cli_error(CLI_FAILED, "compare", "--%s: %s", outputs[i].name, error);
-    table t;
-    fill_table(c, &t, heads);
-    int status = t.failed ? CLI_FAILED : CLI_OK;
-    if (status == CLI_OK) {
-        write_text(c, &t, stdout, 0);
-        status = write_files(c, &t, outputs);
+        if (options[i].given && text_file_probe(options[i].value, error, sizeof error) != 0)
+            return cli_error(CLI_FAILED, "compare", "--%s: %s", options[i].name, error);
+    matrix_text(&c->m, stdout);
+    int status = write_files(c, options);
+    return status == CLI_OK ? check_means(c) : status;
+}
+
+static int parse(int argc, char **argv, cli_option *o, comparison *c) {
+    size_t n;
+    int status = cli_options(argc, argv, help, o, N_OPTIONS, &n);
+    if (status != CLI_GO_ON) return status;
+    if (n < 1)
+        return cli_error(CLI_USAGE, "compare", "give a result file; see tessera compare --help");
+    if (n > MATRIX_FILES)
+        return cli_error(CLI_USAGE, "compare", "more than %d files", MATRIX_FILES);
+    for (int i = 0; i < N_OUTPUTS; i++) {
+        if (!o[i].given) continue;
+        for (int j = 0; j < i; j++)
+            if (o[j].given && text_same_file(o[i].value, o[j].value))
+                return cli_error(CLI_USAGE, "compare", "--%s and --%s: the same file", o[j].name,
+                                 o[i].name);
+        for (size_t k = 0; k < n; k++)
+            if (text_same_file(o[i].value, argv[1 + k]))
+                return cli_error(CLI_USAGE, "compare", "--%s: is one of the files to compare",
+                                 o[i].name);
     }
-    return table_free(&t) == 0 ? status : cli_error(CLI_FAILED, "compare", "out of memory");
+    if (o[FAIL_BELOW].given) {
+        char *end;
+        c->least = strtod(o[FAIL_BELOW].value, &end);
+        if (end == o[FAIL_BELOW].value || *end || !(c->least > 0) || !(c->least <= 1000))
+            return cli_error(CLI_USAGE, "compare", "--fail-below: not a ratio above 0: %.60s",
+                             o[FAIL_BELOW].value);
+    }
+    c->page.title = o[TITLE].given ? o[TITLE].value : "Tessera compare";
+    c->page.plain = o[PLAIN].given;
+    for (size_t i = 0; i < n; i++) c->paths[c->n_files++] = argv[1 + i];
+    return CLI_GO_ON;
 }
 
 int compare_main(int argc, char **argv) {
-    cli_option outputs[N_OUTPUTS] = {{.name = "md", .takes_value = 1},
-                                     {.name = "html", .takes_value = 1}};
-    size_t n;
-    int status = cli_options(argc, argv, help, outputs, N_OUTPUTS, &n);
-    if (status != CLI_GO_ON) return status;
-    if (n < 2)
-        return cli_error(CLI_USAGE, "compare",
-                         "give at least two result files; see tessera compare --help");
-    if (n > MAX_FILES) return cli_error(CLI_USAGE, "compare", "more than %d files", MAX_FILES);
-    if (outputs[MD].given && outputs[HTML].given &&
-        text_same_file(outputs[MD].value, outputs[HTML].value))
-        return cli_error(CLI_USAGE, "compare", "--md and --html: the same file");
-    for (size_t i = 0; i < n; i++)
-        for (int k = 0; k < N_OUTPUTS; k++)
-            if (outputs[k].given && text_same_file(outputs[k].value, argv[1 + i]))
-                return cli_error(CLI_USAGE, "compare", "--%s: is one of the files to compare",
-                                 outputs[k].name);
+    cli_option options[N_OPTIONS] = {[MD] = {.name = "md", .takes_value = 1},
+                                     [CSV] = {.name = "csv", .takes_value = 1},
+                                     [JSON] = {.name = "json", .takes_value = 1},
+                                     [HTML] = {.name = "html", .takes_value = 1},
+                                     [BASE] = {.name = "base", .takes_value = 1},
+                                     [FAIL_BELOW] = {.name = "fail-below", .takes_value = 1},
+                                     [TITLE] = {.name = "title", .takes_value = 1},
+                                     [PLAIN] = {.name = "plain"}};
     comparison *c = calloc(1, sizeof *c);
     if (!c) return cli_error(CLI_FAILED, "compare", "out of memory");
-    for (size_t i = 0; i < n; i++) c->paths[c->n_files++] = argv[1 + i];
-    status = run(c, outputs);
+    int status = parse(argc, argv, options, c);
+    if (status == CLI_GO_ON) status = run(c, options);
+    matrix_free(&c->m);
     for (int f = 0; f < c->n_files; f++) report_free(&c->reports[f]);
-    free(c->rows);
     free(c);
     return status;
 }

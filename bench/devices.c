@@ -6,7 +6,19 @@
 
 #include "options.h"
 
-static int add_device(bench_report *report, const tess_device_info *info) {
+/* How many devices of a backend with the name of this one come before it. */
+static int ordinal_of(tess_runtime *runtime, const tess_device_info *info) {
+    tess_device_info other = {.struct_size = sizeof other};
+    int n = 0;
+    for (uint32_t i = 0; tess_runtime_device(runtime, i, &other) == TESS_OK; i++) {
+        if (strcmp(other.id, info->id) == 0) break;
+        n += strcmp(other.backend, info->backend) == 0 && strcmp(other.name, info->name) == 0 &&
+             other.kind == info->kind;
+    }
+    return n;
+}
+
+static int add_device(tess_runtime *runtime, bench_report *report, const tess_device_info *info) {
     static const char *const kinds[] = {"cpu", "gpu", "software"};
     bench_device *d = report_add_device(report);
     if (!d) return -1;
@@ -16,6 +28,7 @@ static int add_device(bench_report *report, const tess_device_info *info) {
     snprintf(d->name, sizeof d->name, "%s", info->name);
     snprintf(d->arch, sizeof d->arch, "%s", info->arch);
     snprintf(d->driver, sizeof d->driver, "%s", info->driver);
+    d->ordinal = ordinal_of(runtime, info);
     d->compute_units = info->compute_units;
     d->memory_bytes = info->memory_bytes;
     return 0;
@@ -101,7 +114,7 @@ static int choose_by_list(tess_runtime *runtime, const char *command, const char
             if (!in_group && strcmp(name, info.id) != 0 && strcmp(name, info.backend) != 0)
                 continue;
             found = 1;
-            if (!known_device(report, info.id) && add_device(report, &info) != 0)
+            if (!known_device(report, info.id) && add_device(runtime, report, &info) != 0)
                 return cli_error(CLI_FAILED, command, "out of memory");
         }
         if (!found) return explain_missing(runtime, command, name);
@@ -125,8 +138,9 @@ int devices_choose(tess_runtime *runtime, const char *command, const char *list,
             return CLI_FAILED;
         }
         tess_device_release(device);
-        return add_device(report, &info) == 0 ? CLI_OK
-                                              : cli_error(CLI_FAILED, command, "out of memory");
+        return add_device(runtime, report, &info) == 0
+                   ? CLI_OK
+                   : cli_error(CLI_FAILED, command, "out of memory");
     }
     return choose_by_list(runtime, command, "hardware", report);
 }

@@ -4,20 +4,22 @@
 
     figures.py PAGE PREFIX
 
-writes PREFIX-speedup.svg, PREFIX-throughput.svg and PREFIX-roofline.svg, as far as the page has
-these charts. They bring the page's colours along, for light and for dark screens.
+writes PREFIX-time-N.svg, PREFIX-speed-up-N.svg and PREFIX-roofline-1.svg, as many as the page has.
+They bring the page's colours and marks along, for light and for dark screens.
 """
+import html
 import re
 import sys
 
-NAMES = {"Measured speed-up": "speedup", "FLOP/s of": "throughput", "Roofline": "roofline"}
+NAMES = ("Time", "Speed-up", "Roofline")
 # What of the page's style charts use.
-RULES = (r":root|@media|\.chart|\.halo|\.[thvm]\{|\.(grid|line|ideal|mean|mark|roof|bar|m)\b")
+RULES = r":root|@media \(prefers|\.k\d|\.(halo|t|v|m|grid|line|band|ideal|roof|lead)\b"
 
 
 def style_of(page):
     style = re.search(r"<style>(.*?)</style>", page, re.S).group(1)
-    rules = re.findall(r"@media[^{]*\{[^{}]*\{[^{}]*\}\}|[^{}]+\{[^{}]*\}", style)
+    style = re.sub(r"/\*.*?\*/", "", style, flags=re.S).split("@media print")[0]
+    rules = re.findall(r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*\s*\}|[^{}]+\{[^{}]*\}", style)
     return "\n".join(r.strip() for r in rules if re.match(RULES, r.strip()))
 
 
@@ -27,21 +29,24 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         page = file.read()
     style = style_of(page)
+    marks = re.search(r"<defs id=\"shapes\">.*?</defs>", page, re.S).group(0)
     charts = re.findall(r'<svg class="chart" viewBox="0 0 (\S+) (\S+)"([^>]*)>(.*?)</svg>', page,
                         re.S)
+    counts = dict.fromkeys(NAMES, 0)
     for width, height, attributes, body in charts:
-        label = re.search(r'aria-label="([^"]*)"', attributes).group(1)
-        name = next((n for start, n in NAMES.items() if label.startswith(start)), None)
+        label = html.unescape(re.search(r'aria-label="([^"]*)"', attributes).group(1))
+        name = next((n for n in NAMES if label.startswith(n)), None)
         if not name:
             continue
-        path = f"{sys.argv[2]}-{name}.svg"
+        counts[name] += 1
+        path = f"{sys.argv[2]}-{name.lower()}-{counts[name]}.svg"
         with open(path, "w", encoding="utf-8") as file:
             file.write(f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{width}" '
                        f'height="{height}" viewBox="0 0 {width} {height}" '
                        f'font-family="system-ui, sans-serif"{attributes}>\n'
-                       f"<style>\n{style}\n</style>\n"
+                       f"<style>\n{style}\n</style>\n{marks}\n"
                        f'<rect width="100%" height="100%" style="fill:var(--bg)"/>{body}</svg>\n')
-        print(path)
+        print(path, label)
 
 
 if __name__ == "__main__":

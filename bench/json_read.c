@@ -14,6 +14,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "checksum.h"
 #include "json.h"
 #include "text.h"
 
@@ -25,6 +26,7 @@ typedef struct reader {
     char *error;
     size_t error_size;
     int failed;
+    int version; /* of the schema */
 } reader;
 
 static void complain(reader *r, const char *key, const char *what) {
@@ -163,6 +165,10 @@ static void read_device(reader *r, const cJSON *o, bench_device *d, int index) {
     get_text(r, o, "arch", 0, d->arch, sizeof d->arch);
     get_text(r, o, "driver", 0, d->driver, sizeof d->driver);
     get_text(r, o, "ceiling_note", 0, d->ceiling_note, sizeof d->ceiling_note);
+    get_text(r, o, "uuid", 0, d->uuid, sizeof d->uuid);
+    get_text(r, o, "pci", 0, d->pci, sizeof d->pci);
+    get_text(r, o, "sensors", 0, d->sensors, sizeof d->sensors);
+    get_text(r, o, "energy", 0, d->energy, sizeof d->energy);
     d->compute_units = (uint32_t)get_int(r, o, "compute_units", 0, 0, 1 << 24);
     d->memory_bytes = get_count(r, o, "memory_bytes", 0);
     cJSON_ArrayForEach(item, member(r, o, "ceilings", 0)) {
@@ -174,9 +180,11 @@ static void read_device(reader *r, const cJSON *o, bench_device *d, int index) {
             return;
         }
         get_text(r, item, "what", 1, what, sizeof what);
-        c->unit = strcmp(what, "copy") == 0 ? BENCH_COPY : BENCH_GEMM;
+        c->unit = strcmp(what, "copy") == 0   ? BENCH_COPY
+                  : strcmp(what, "read") == 0 ? BENCH_READ
+                                              : BENCH_GEMM;
         if (c->unit == BENCH_GEMM) {
-            if (strcmp(what, "gemm") != 0) complain(r, "what", "not gemm or copy");
+            if (strcmp(what, "gemm") != 0) complain(r, "what", "not gemm, copy or read");
             c->dtype = get_dtype(r, item);
         }
         c->rate = get_number(r, item, "rate", 1, 0, 1e20, 0);
@@ -186,6 +194,7 @@ static void read_device(reader *r, const cJSON *o, bench_device *d, int index) {
         c->own_loop = get_bool(r, item, "own_loop", 0);
         get_text(r, item, "library", 0, c->library, sizeof c->library);
         get_text(r, item, "method", 0, c->method, sizeof c->method);
+        get_text(r, item, "via", 0, c->via, sizeof c->via);
         c->n_samples =
             get_samples(r, item, c->samples, (int)(sizeof c->samples / sizeof *c->samples));
     }
@@ -227,21 +236,42 @@ static void read_op(reader *r, const cJSON *o, bench_result *x) {
     x->compact = get_bool(r, o, "compact", 0);
 }
 
-static void read_result(reader *r, const cJSON *o, bench_result *x, int n_devices) {
+/* Version 1 calls everything that was not run "skipped", and tells the reason in words. */
+static void read_status(reader *r, const cJSON *o, bench_result *x) {
     char status[16];
     get_text(r, o, "status", 1, status, sizeof status);
-    x->status = strcmp(status, "ok") == 0       ? BENCH_OK
-                : strcmp(status, "failed") == 0 ? BENCH_FAILED
-                                                : BENCH_SKIPPED;
-    if (x->status == BENCH_SKIPPED && strcmp(status, "skipped") != 0)
-        complain(r, "status", "not ok, failed or skipped");
-    int ok = x->status == BENCH_OK; /* what could not be run may lack its shape */
     get_text(r, o, "note", 0, x->note, sizeof x->note);
+    x->need_seconds = get_number(r, o, "need_seconds", 0, 0, 1e12, 0);
+    x->estimate_seconds = get_number(r, o, "estimate_seconds", 0, 0, 1e12, NAN);
+    x->status = status_from_word(status);
+    if (r->version == 1 && strcmp(status, "skipped") == 0)
+        x->status = x->need_seconds > 0                         ? BENCH_SLOW
+                    : strcmp(x->note, "interrupted") == 0       ? BENCH_INTERRUPTED
+                    : strncmp(x->note, "needs about ", 12) == 0 ? BENCH_MEMORY
+                                                                : BENCH_REFUSED;
+    if (x->status >= 0) return;
+    complain(r, "status", "not ok, failed, slow, memory, refused or interrupted");
+    x->status = BENCH_FAILED;
+}
+
+static void read_sensors(reader *r, const cJSON *o, const char *key, bench_sensors *s) {
+    const cJSON *e = member(r, o, key, 0);
+    if (e && !cJSON_IsObject(e)) complain(r, key, "not an object");
+    s->clock_hz = get_number(r, e, "clock_hz", 0, 0, 1e12, NAN);
+    s->memory_clock_hz = get_number(r, e, "memory_clock_hz", 0, 0, 1e12, NAN);
+    s->power_watts = get_number(r, e, "power_watts", 0, 0, 1e6, NAN);
+    s->temperature_celsius = get_number(r, e, "temperature_celsius", 0, -273.15, 1e4, NAN);
+}
+
+static void read_result(reader *r, const cJSON *o, bench_result *x, int n_devices) {
+    read_status(r, o, x);
+    int ok = x->status == BENCH_OK; /* what could not be run may lack its shape */
     x->device = get_int(r, o, "device", 1, 0, n_devices - 1);
     get_text(r, o, "family", ok, x->family, sizeof x->family);
     get_text(r, o, "problem", 1, x->line, sizeof x->line);
     get_text(r, o, "dense_twin", 0, x->twin_line, sizeof x->twin_line);
     get_text(r, o, "kernel", ok, x->kernel, sizeof x->kernel);
+    get_text(r, o, "peer", 0, x->peer, sizeof x->peer);
     read_pattern(r, o, ok, x);
     x->dtype = get_dtype(r, o);
     x->batch = (int64_t)get_count(r, o, "batch", ok);
@@ -252,7 +282,6 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->kv_heads = get_int(r, o, "kv_heads", ok, ok, 1 << 20);
     x->head_dim = get_int(r, o, "head_dim", ok, ok, 1 << 20);
     read_op(r, o, x);
-    x->need_seconds = get_number(r, o, "need_seconds", 0, 0, 1e12, 0);
     x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
     if (!ok) return;
     x->checked_rows = (int64_t)get_count(r, o, "checked_rows", 0);
@@ -260,6 +289,7 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->check_allowed = get_number(r, o, "check_allowed", 0, 0, 1e30, NAN);
     x->layout_seconds = get_seconds(r, o, "layout_seconds", 0);
     x->plan_seconds = get_seconds(r, o, "plan_seconds", 0);
+    x->compile_seconds = get_seconds(r, o, "compile_seconds", 0);
     x->first_seconds = get_seconds(r, o, "first_seconds", 0);
     x->median = get_seconds(r, o, "median_seconds", 1);
     if (!(x->median > 0)) complain(r, "median_seconds", "not above 0");
@@ -272,10 +302,15 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     if (!(x->min <= x->q1)) complain(r, "min_seconds", "above the first quartile");
     if (!(x->max >= x->q3)) complain(r, "max_seconds", "below the third quartile");
     x->n_samples = get_samples(r, o, x->samples, BENCH_MAX_SAMPLES);
+    x->runs = (int64_t)get_count(r, o, "runs", 0);
+    read_sensors(r, o, "before", &x->before);
+    read_sensors(r, o, "after", &x->after);
+    x->joules = get_number(r, o, "joules", 0, 0, 1e12, NAN);
     x->flops = get_number(r, o, "flops", 1, 0, 1e30, 0);
     x->bytes_min = get_count(r, o, "bytes_min", 1);
     x->kept_pairs = get_count(r, o, "kept_pairs", 1);
     x->dense_pairs = get_count(r, o, "dense_pairs", 1);
+    x->ideal_speedup = x->kept_pairs ? (double)x->dense_pairs / (double)x->kept_pairs : NAN;
     x->n_jobs = get_count(r, o, "jobs", 0);
     x->workspace_bytes = get_count(r, o, "workspace_bytes", 0);
     x->plan_bytes = get_count(r, o, "plan_bytes", 0);
@@ -289,6 +324,20 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
         x->host_seconds = get_seconds(r, o, "host_seconds", 0);
     }
     /* Everything that follows from these is computed again instead of believed. */
+}
+
+static void read_line(reader *r, const cJSON *o, bench_line *l, int n_devices) {
+    (void)n_devices;
+    get_text(r, o, "family", 0, l->family, sizeof l->family);
+    get_text(r, o, "title", 0, l->title, sizeof l->title);
+    get_text(r, o, "problem", 1, l->line, sizeof l->line);
+}
+
+static void read_peer(reader *r, const cJSON *o, bench_peer *p, int n_devices) {
+    (void)n_devices;
+    get_text(r, o, "name", 1, p->name, sizeof p->name);
+    get_text(r, o, "version", 0, p->version, sizeof p->version);
+    get_text(r, o, "note", 0, p->note, sizeof p->note);
 }
 
 /* The elements of an array of objects, one after the other; NULL after the last or after a
@@ -310,9 +359,10 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
     if (!r->failed && strcmp(schema, "tessera-bench") != 0)
         complain(r, "schema", "not 'tessera-bench'; this is no result file of the bench suite");
     double version = get_number(r, root, "schema_version", 1, 0, 1e9, 0);
-    if (!r->failed && version != BENCH_SCHEMA_VERSION)
-        complain(r, "schema_version", "only version 1 is understood");
+    if (!r->failed && version != 1 && version != BENCH_SCHEMA_VERSION)
+        complain(r, "schema_version", "only versions 1 and 2 are understood");
     if (r->failed) return;
+    r->version = out->schema_version = (int)version;
     get_text(r, root, "created", 0, out->created, sizeof out->created);
     get_text(r, root, "suite", 0, out->suite, sizeof out->suite);
     get_text(r, root, "command", 0, out->command, sizeof out->command);
@@ -338,6 +388,8 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
             complain(r, "", "out of memory");                                                 \
     }
     READ_EACH(planning, 0, planning, read_planning)
+    READ_EACH(lines, 0, line, read_line)
+    READ_EACH(peers, 0, peer, read_peer)
     READ_EACH(results, 1, result, read_result)
 }
 
@@ -354,6 +406,7 @@ int json_parse(bench_report *r, const char *bytes, size_t size, char *error, siz
     else if (!cJSON_IsObject(root))
         complain(&state, "", "the file holds no object");
     if (!state.failed) read_all(&state, root, r);
+    if (!state.failed && state.version > 1) r->changed = !checksum_right(bytes, size);
     cJSON_Delete(root);
     if (state.failed) {
         report_free(r);

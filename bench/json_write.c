@@ -1,32 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cjson/cJSON.h>
 
+#include "checksum.h"
 #include "json.h"
 
-/* cJSON writes NaN and infinities as null, which the reader takes as "none". A failed allocation
- * anywhere shows as a missing item, so it is counted. */
+/* A failed allocation anywhere shows as a missing item, so it is counted. */
 static int failures;
 
 static void check(const void *item) { failures += item == NULL; }
 static void text(cJSON *o, const char *key, const char *value) {
     check(cJSON_AddStringToObject(o, key, value));
 }
+
+enum { DIGITS = 32 };
+
+/* The shortest form that reads back as the same number; cJSON's own may be off by a little, and
+ * what is computed from the numbers of a file would change each time that it is written. NaN and
+ * infinities are null, which the reader takes as "none". */
+static const char *exact(double value, char digits[DIGITS]) {
+    for (int precision = 15; precision <= 17; precision++) {
+        snprintf(digits, DIGITS, "%.*g", precision, value);
+        if (strtod(digits, NULL) == value) break;
+    }
+    return isfinite(value) ? digits : "null";
+}
+
 static void number(cJSON *o, const char *key, double value) {
-    check(cJSON_AddNumberToObject(o, key, value));
+    char digits[DIGITS];
+    check(cJSON_AddRawToObject(o, key, exact(value, digits)));
 }
 static void boolean(cJSON *o, const char *key, int value) {
     check(cJSON_AddBoolToObject(o, key, value != 0));
 }
 
 static void samples(cJSON *o, const double *values, int count) {
-    cJSON *array = cJSON_CreateDoubleArray(values, count);
+    char digits[DIGITS];
+    cJSON *array = cJSON_AddArrayToObject(o, "samples_seconds");
     check(array);
-    if (array && !cJSON_AddItemToObject(o, "samples_seconds", array)) {
-        failures++;
-        cJSON_Delete(array);
+    for (int i = 0; array && i < count; i++) {
+        cJSON *item = cJSON_CreateRaw(exact(values[i], digits));
+        check(item);
+        if (item && !cJSON_AddItemToArray(array, item)) {
+            failures++;
+            cJSON_Delete(item);
+        }
     }
 }
 
@@ -79,13 +100,17 @@ static void write_device(cJSON *o, const bench_device *d) {
     text(o, "driver", d->driver);
     number(o, "compute_units", d->compute_units);
     number(o, "memory_bytes", (double)d->memory_bytes);
+    text(o, "uuid", d->uuid);
+    text(o, "pci", d->pci);
+    text(o, "sensors", d->sensors);
+    text(o, "energy", d->energy);
     text(o, "ceiling_note", d->ceiling_note);
     cJSON *ceilings = cJSON_AddArrayToObject(o, "ceilings");
     check(ceilings);
     for (int i = 0; i < d->n_ceilings; i++) {
         const bench_ceiling *c = &d->ceilings[i];
         cJSON *e = array_item(ceilings);
-        text(e, "what", c->unit == BENCH_GEMM ? "gemm" : "copy");
+        text(e, "what", c->unit == BENCH_GEMM ? "gemm" : c->unit == BENCH_COPY ? "copy" : "read");
         if (c->unit == BENCH_GEMM) text(e, "dtype", dtype_name(c->dtype));
         number(e, "rate", c->rate);
         number(e, "best", c->best);
@@ -94,6 +119,7 @@ static void write_device(cJSON *o, const bench_device *d) {
         boolean(e, "own_loop", c->own_loop);
         text(e, "library", c->library);
         text(e, "method", c->method);
+        text(e, "via", c->via);
         samples(e, c->samples, c->n_samples);
     }
 }
@@ -113,6 +139,27 @@ static void write_planning(cJSON *o, const bench_planning *p) {
     boolean(o, "bar", p->bar);
 }
 
+static void write_sensors(cJSON *o, const char *key, const bench_sensors *s) {
+    cJSON *e = cJSON_AddObjectToObject(o, key);
+    check(e);
+    number(e, "clock_hz", s->clock_hz);
+    number(e, "memory_clock_hz", s->memory_clock_hz);
+    number(e, "power_watts", s->power_watts);
+    number(e, "temperature_celsius", s->temperature_celsius);
+}
+
+static void write_line(cJSON *o, const bench_line *l) {
+    text(o, "family", l->family);
+    text(o, "title", l->title);
+    text(o, "problem", l->line);
+}
+
+static void write_peer(cJSON *o, const bench_peer *p) {
+    text(o, "name", p->name);
+    text(o, "version", p->version);
+    text(o, "note", p->note);
+}
+
 static void write_result(cJSON *o, const bench_result *x) {
     text(o, "status", status_word(x->status));
     text(o, "note", x->note);
@@ -121,6 +168,7 @@ static void write_result(cJSON *o, const bench_result *x) {
     text(o, "problem", x->line);
     text(o, "dense_twin", x->twin_line);
     text(o, "kernel", x->kernel);
+    text(o, "peer", x->peer);
     text(o, "pattern", x->pattern);
     text(o, "dtype", dtype_name(x->dtype));
     number(o, "batch", (double)x->batch);
@@ -137,6 +185,7 @@ static void write_result(cJSON *o, const bench_result *x) {
     }
     if (x->need_seconds > 0) {
         number(o, "need_seconds", x->need_seconds);
+        number(o, "estimate_seconds", x->estimate_seconds);
         number(o, "ideal_speedup", x->ideal_speedup);
     }
     if (x->status != BENCH_OK) return;
@@ -145,13 +194,19 @@ static void write_result(cJSON *o, const bench_result *x) {
     number(o, "check_allowed", x->check_allowed);
     number(o, "layout_seconds", x->layout_seconds);
     number(o, "plan_seconds", x->plan_seconds);
+    number(o, "compile_seconds", x->compile_seconds);
     number(o, "first_seconds", x->first_seconds);
     number(o, "median_seconds", x->median);
     number(o, "q1_seconds", x->q1);
     number(o, "q3_seconds", x->q3);
     number(o, "min_seconds", x->min);
     number(o, "max_seconds", x->max);
+    number(o, "rounds", x->n_samples);
+    number(o, "runs", (double)x->runs);
     samples(o, x->samples, x->n_samples);
+    write_sensors(o, "before", &x->before);
+    write_sensors(o, "after", &x->after);
+    number(o, "joules", x->joules);
     number(o, "flops", x->flops);
     number(o, "bytes_min", (double)x->bytes_min);
     number(o, "kept_pairs", (double)x->kept_pairs);
@@ -168,6 +223,9 @@ static void write_result(cJSON *o, const bench_result *x) {
         number(o, "parts", x->parts);
         number(o, "host_seconds", x->host_seconds);
     }
+    number(o, "spread", x->spread);
+    boolean(o, "noisy", x->noisy);
+    boolean(o, "suspect", x->suspect);
     number(o, "flop_rate", x->flop_rate);
     number(o, "byte_rate", x->byte_rate);
     number(o, "ideal_speedup", x->ideal_speedup);
@@ -176,8 +234,26 @@ static void write_result(cJSON *o, const bench_result *x) {
     number(o, "speedup_high", x->speedup_high);
     number(o, "gemm_share", x->gemm_share);
     number(o, "copy_share", x->copy_share);
+    number(o, "read_share", x->read_share);
     number(o, "gemm_ceiling", x->gemm_ceiling);
     number(o, "copy_ceiling", x->copy_ceiling);
+    number(o, "read_ceiling", x->read_ceiling);
+    number(o, "limit_share", x->limit_share);
+    number(o, "limit_ceiling", x->limit_ceiling);
+}
+
+/* Closes the object with the checksum of all that stands before. */
+static int write_closed(char *out, FILE *f) {
+    char sum[CHECKSUM_TEXT], *copy;
+    size_t size = strlen(out) - 1; /* without the last bracket */
+    while (size > 0 && out[size - 1] == '\n') size--;
+    if (!(copy = malloc(size + 4))) return -1;
+    memcpy(copy, out, size);
+    memcpy(copy + size, ",\n\t", 4);
+    checksum_text(copy, size + 3, sum);
+    fprintf(f, "%s\"checksum\":\t\"%s\"\n}\n", copy, sum);
+    free(copy);
+    return 0;
 }
 
 int json_write(const bench_report *r, FILE *f) {
@@ -197,13 +273,16 @@ int json_write(const bench_report *r, FILE *f) {
     for (int i = 0; i < r->n_devices; i++) write_device(array_item(array), &r->devices[i]);
     check(array = cJSON_AddArrayToObject(root, "planning"));
     for (int i = 0; i < r->n_planning; i++) write_planning(array_item(array), &r->planning[i]);
+    check(array = cJSON_AddArrayToObject(root, "lines"));
+    for (int i = 0; i < r->n_lines; i++) write_line(array_item(array), &r->lines[i]);
+    check(array = cJSON_AddArrayToObject(root, "peers"));
+    for (int i = 0; i < r->n_peers; i++) write_peer(array_item(array), &r->peers[i]);
     check(array = cJSON_AddArrayToObject(root, "results"));
     for (int i = 0; i < r->n_results; i++) write_result(array_item(array), &r->results[i]);
     char *out = failures ? NULL : cJSON_Print(root);
     cJSON_Delete(root);
     if (!out) return -1;
-    fputs(out, f);
-    fputc('\n', f);
+    int status = write_closed(out, f);
     cJSON_free(out);
-    return 0;
+    return status;
 }

@@ -10,6 +10,7 @@
 enum { MOST_LAYERS = 64, MOST_TURNS = 1000, HOST_CALLS = 256, CALLS_AT_ONCE = 8 };
 /* A sample is so long that its first call and the wait for its last one hardly show. */
 static const double SAMPLE_SECONDS = 10e-3;
+static const double HOST_SECONDS = 0.25;
 
 /* Bytes that all layers together read at least: enough for the caches that GPUs have, and some
  * times a CPU's. Virtual machines may name the cache of all processors together. */
@@ -68,12 +69,14 @@ double layers_time(instance *x, int turns) {
 }
 
 /* The median time of the call alone, while the device has little to do: a driver whose queue is
- * full makes the caller wait. */
-static double host_time(instance *x) {
+ * full makes the caller wait. A slow device has fewer calls. */
+static double host_time(instance *x, double run) {
     double seconds[HOST_CALLS];
+    const double begin = clock_now();
+    const int at_once = run * CALLS_AT_ONCE > HOST_SECONDS ? 1 : CALLS_AT_ONCE;
     int n = 0;
-    while (n < HOST_CALLS) {
-        for (int i = 0; i < CALLS_AT_ONCE && n < HOST_CALLS; i++) {
+    while (n < HOST_CALLS && (n == 0 || clock_now() - begin < HOST_SECONDS)) {
+        for (int i = 0; i < at_once && n < HOST_CALLS; i++) {
             const int layer = n % x->n_layers;
             const double start = clock_now();
             const tess_status status = instance_launch(x, layer);
@@ -84,7 +87,7 @@ static double host_time(instance *x) {
         }
         if (instance_wait(x) != TESS_OK) return -1;
     }
-    return stats_median(seconds, HOST_CALLS);
+    return stats_median(seconds, (size_t)n);
 }
 
 int layers_prepare(instance *x, const measure_limits *limits, bench_result *r) {
@@ -93,7 +96,7 @@ int layers_prepare(instance *x, const measure_limits *limits, bench_result *r) {
     if (isnan(once)) return -1;
     tess_device_info info = {.struct_size = sizeof info};
     tess_device_query(x->device, &info);
-    r->host_seconds = info.kind == TESS_DEVICE_CPU ? NAN : host_time(x);
+    r->host_seconds = info.kind == TESS_DEVICE_CPU ? NAN : host_time(x, once);
     if (r->host_seconds < 0) return -1;
     const double turns = SAMPLE_SECONDS / (once * x->n_layers);
     return turns > MOST_TURNS ? MOST_TURNS : turns < 1 ? 1 : (int)turns + 1;

@@ -14,7 +14,7 @@
 #include "stats.h"
 #include "text.h"
 
-enum { MIN_RUNS = 3, PLAN_RUNS = 7, MIN_CHECK_ROWS = 8, MAX_CHECK_ROWS = 256 };
+enum { MIN_PLANS = 3, PLAN_RUNS = 7, MIN_CHECK_ROWS = 8, MAX_CHECK_ROWS = 256 };
 
 /* Seconds in which the reference, a plain loop in double, visits one (row, key, element). Only the
  * number of rows checked depends on it. */
@@ -85,14 +85,22 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
         problem_free(&p);
         return -1;
     }
+    const double start = clock_now();
     tess_status status = measure_plan(runtime, device, kernel, &p, &layout, &plan);
+    const double seconds = clock_now() - start;
     if (status == TESS_OK) status = tess_plan_query(plan, &info);
-    if (status == TESS_OK)
-        *cost = (measure_cost){info.flops, p.op == PROBLEM_DECODE, tensor_bytes(&p),
-                               info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs
-                                               : NAN};
-    else
+    if (status == TESS_OK) {
+        *cost = (measure_cost){
+            .flops = info.flops,
+            .decode = p.op == PROBLEM_DECODE,
+            .backward = p.op == PROBLEM_BACKWARD,
+            .bytes = tensor_bytes(&p),
+            .ideal = info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN,
+            .plan_seconds = seconds};
+        snprintf(cost->kernel, sizeof cost->kernel, "%s", info.kernel);
+    } else {
         snprintf(reason, reason_size, "%s", cli_why());
+    }
     tess_plan_release(plan);
     tess_layout_release(layout);
     problem_free(&p);
@@ -110,7 +118,7 @@ static tess_status time_planning(tess_runtime *runtime, tess_device *device, con
     if (problem_plan_desc(p, &desc, &cu) != 0) return TESS_ERROR_OUT_OF_MEMORY;
     desc.kernel = kernel;
     tess_status status = TESS_OK;
-    while (n < PLAN_RUNS && status == TESS_OK && (n < MIN_RUNS || clock_now() - start < 0.1)) {
+    while (n < PLAN_RUNS && status == TESS_OK && (n < MIN_PLANS || clock_now() - start < 0.1)) {
         tess_layout *layout = NULL;
         tess_plan *plan = NULL;
         double t0 = clock_now();
@@ -128,6 +136,7 @@ static tess_status time_planning(tess_runtime *runtime, tess_device *device, con
     if (status == TESS_OK) {
         r->layout_seconds = stats_median(layouts, (size_t)n);
         r->plan_seconds = stats_median(plans, (size_t)n);
+        r->compile_seconds = fmax(plans[0] - r->plan_seconds, 0);
     }
     return status;
 }
@@ -172,7 +181,7 @@ double measure_run(instance *x) {
     return device > 0 ? device : wall;
 }
 
-static int64_t check_rows(const problem *p, double seconds) {
+int64_t measure_check_rows(const problem *p, double seconds) {
     double row = (double)problem_max_kv(p) * p->head_dim * REFERENCE_SECONDS *
                  (p->dtype == TESS_F32 ? 1 : 2);
     double rows = row > 0 ? seconds / row : MAX_CHECK_ROWS;
@@ -184,93 +193,109 @@ static int64_t check_rows(const problem *p, double seconds) {
 int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why,
                   size_t why_size) {
     if (instance_fetch(x) != TESS_OK) return text_error(why, why_size, "%s", x->error);
-    instance_check(x, check_rows(x->problem, seconds), verdict);
+    instance_check(x, measure_check_rows(x->problem, seconds), verdict);
     return verdict->pass ? 0 : text_error(why, why_size, "wrong result: %s", verdict->what);
 }
 
-static int run_and_check(instance *x, const problem *p, const measure_limits *limits,
-                         bench_result *r) {
+static int run_and_check(contestant *c, const measure_limits *limits) {
+    instance *x = &c->x;
+    bench_result *r = &c->result;
     double start = clock_now();
     if (instance_run(x, NULL) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
-    r->first_seconds = clock_now() - start;
+    r->first_seconds = c->latest = clock_now() - start;
     instance_verdict verdict = {0};
     char why[sizeof x->error];
     if (measure_check(x, limits->check_seconds, &verdict, why, sizeof why) != 0)
         return fail(r, BENCH_FAILED, why);
     r->checked_rows = verdict.rows;
-    r->check_error = p->dtype == TESS_F32 ? verdict.nmse : verdict.worst;
-    r->check_allowed = p->dtype == TESS_F32 ? 1e-10 : verdict.allowed;
-    int turns = 0; /* over all layers in a sample */
-    if (p->op == PROBLEM_DECODE) {
-        turns = layers_prepare(x, limits, r);
-        if (turns < 0) return fail(r, BENCH_FAILED, x->error);
-    }
-    start = clock_now();
-    while (r->n_samples < MIN_RUNS ||
-           (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
-        if (clock_interrupted()) return fail(r, BENCH_SKIPPED, "interrupted");
-        double t = turns ? layers_time(x, turns) : measure_run(x);
-        if (isnan(t)) return fail(r, BENCH_FAILED, x->error);
-        r->samples[r->n_samples++] = t;
-    }
-    return result_summarize(r) == 0 ? 0 : fail(r, BENCH_FAILED, "out of memory");
+    r->check_error = c->p.dtype == TESS_F32 ? verdict.nmse : verdict.worst;
+    r->check_allowed = c->p.dtype == TESS_F32 ? 1e-10 : verdict.allowed;
+    if (c->p.op != PROBLEM_DECODE) return 0;
+    c->turns = layers_prepare(x, limits, r);
+    return c->turns < 0 ? fail(r, BENCH_FAILED, x->error) : 0;
 }
 
-void measure_problem(tess_runtime *runtime, tess_device *device, const char *kernel,
-                     const char *line, const measure_limits *limits, bench_result *r) {
-    problem p;
-    instance x;
-    snprintf(r->line, sizeof r->line, "%s", line);
-    r->status = BENCH_OK;
-    if (parse(&p, line, r) != 0) {
-        problem_free(&p);
-        return;
-    }
-    describe(&p, r);
+/* Whether the tensors fit the memory that may be used. */
+static int fits(const problem *p, tess_device *device, const measure_limits *limits,
+                bench_result *r) {
     char need[TEXT_SIZE], have[TEXT_SIZE];
-    uint64_t bytes = tensor_bytes(&p);
+    const uint64_t bytes = tensor_bytes(p);
     tess_device_info info = {.struct_size = sizeof info};
     tess_device_query(device, &info);
-    int host = info.kind == TESS_DEVICE_CPU;
-    if (bytes > limits->host_bytes / (host ? 2 : 1) || (!host && bytes > limits->device_bytes)) {
-        snprintf(r->note, sizeof r->note, "needs about %s of memory, %s may be used",
-                 text_bytes(need, sizeof need, (double)bytes * (host ? 2 : 1)),
-                 text_bytes(have, sizeof have,
-                            (double)(host || bytes > limits->host_bytes ? limits->host_bytes
-                                                                        : limits->device_bytes)));
-        r->status = BENCH_SKIPPED;
-        problem_free(&p);
-        return;
+    const int host = info.kind == TESS_DEVICE_CPU;
+    if (bytes <= limits->host_bytes / (host ? 2 : 1) && (host || bytes <= limits->device_bytes))
+        return 1;
+    snprintf(r->note, sizeof r->note, "needs about %s of memory, %s may be used",
+             text_bytes(need, sizeof need, (double)bytes * (host ? 2 : 1)),
+             text_bytes(have, sizeof have,
+                        (double)(host || bytes > limits->host_bytes ? limits->host_bytes
+                                                                    : limits->device_bytes)));
+    r->status = BENCH_MEMORY;
+    return 0;
+}
+
+int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, const char *kernel,
+                    const char *line, const measure_limits *limits) {
+    bench_result *r = &c->result;
+    problem *p = &c->p;
+    instance *x = &c->x;
+    snprintf(r->line, sizeof r->line, "%s", line);
+    r->status = BENCH_OK;
+    int ready = parse(p, line, r) == 0;
+    if (ready) {
+        describe(p, r);
+        ready = fits(p, device, limits, r);
     }
-    tess_status status = time_planning(runtime, device, kernel, &p, r);
+    if (!ready) {
+        problem_free(p);
+        return -1;
+    }
+    tess_status status = time_planning(runtime, device, kernel, p, r);
     const char *why = cli_why();
     if (status == TESS_OK) {
-        status = instance_create(&x, device, &p, kernel, INSTANCE_GUARDS);
-        why = x.error;
+        status = instance_create(x, device, p, kernel, INSTANCE_GUARDS);
+        why = x->error;
     }
     if (status != TESS_OK) {
-        /* A kernel that does not take the problem is nothing wrong; everything else is. */
-        fail(r, status == TESS_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED, why);
-        problem_free(&p);
-        return;
+        /* A kernel that does not take the problem is nothing wrong, nor is a device that is full;
+         * everything else is. */
+        fail(r,
+             status == TESS_ERROR_UNSUPPORTED     ? BENCH_REFUSED
+             : status == TESS_ERROR_OUT_OF_MEMORY ? BENCH_MEMORY
+                                                  : BENCH_FAILED,
+             why);
+        problem_free(p);
+        return -1;
     }
-    snprintf(r->kernel, sizeof r->kernel, "%s", x.info.kernel);
-    r->flops = x.info.flops;
-    r->bytes_min = x.info.bytes_min;
-    r->kept_pairs = x.info.kept_pairs;
-    r->dense_pairs = x.info.dense_pairs;
-    r->n_jobs = x.info.n_jobs;
-    r->workspace_bytes = x.info.workspace_bytes;
-    r->plan_bytes = x.info.host_bytes + x.info.device_bytes;
+    c->open = 1;
+    snprintf(r->kernel, sizeof r->kernel, "%s", x->info.kernel);
+    r->flops = x->info.flops;
+    r->bytes_min = x->info.bytes_min;
+    r->kept_pairs = x->info.kept_pairs;
+    r->dense_pairs = x->info.dense_pairs;
+    r->n_jobs = x->info.n_jobs;
+    r->workspace_bytes = x->info.workspace_bytes;
+    r->plan_bytes = x->info.host_bytes + x->info.device_bytes;
     r->ideal_speedup =
-        x.info.kept_pairs ? (double)x.info.dense_pairs / (double)x.info.kept_pairs : NAN;
-    if (kv_bytes(&x, &p, r) != TESS_OK ||
-        (r->decode && count_parts(runtime, device, kernel, &p, &x, r) != TESS_OK))
-        fail(r, BENCH_FAILED, cli_why());
-    else
-        run_and_check(&x, &p, limits, r);
-    instance_release(&x);
-    problem_free(&p);
+        x->info.kept_pairs ? (double)x->info.dense_pairs / (double)x->info.kept_pairs : NAN;
+    int bad = kv_bytes(x, p, r) != TESS_OK ||
+              (r->decode && count_parts(runtime, device, kernel, p, x, r) != TESS_OK);
+    if (bad) fail(r, BENCH_FAILED, cli_why());
+    if (!bad && run_and_check(c, limits) == 0) return 0;
+    contestant_close(c);
+    return -1;
+}
+
+uint64_t contestant_bytes(const contestant *c) {
+    const uint64_t layers = c->x.n_layers > 1 ? (uint64_t)c->x.n_layers - 1 : 0;
+    return tensor_bytes(&c->p) + c->x.info.workspace_bytes + layers * c->result.cache_bytes;
+}
+
+void contestant_close(contestant *c) {
+    if (!c->open) return;
+    instance_release(&c->x);
+    problem_free(&c->p);
+    c->open = 0;
 }
 
 void measure_describe(const char *line, bench_result *r) {
@@ -283,10 +308,18 @@ void measure_describe(const char *line, bench_result *r) {
 double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel,
                      uint32_t dtype) {
     char line[128];
-    bench_result r = {0};
+    contestant *c = calloc(1, sizeof *c);
     const measure_limits limits = {0, 0, UINT64_MAX, UINT64_MAX};
+    double speed = 0;
+    if (!c) return 0;
     snprintf(line, sizeof line, "dtype=%s heads=4 head_dim=128 q_len=512 pattern=dense",
              dtype_name(dtype));
-    measure_problem(runtime, device, kernel, line, &limits, &r);
-    return r.status == BENCH_OK && r.median > 0 ? r.flops / r.median : 0;
+    if (contestant_open(c, runtime, device, kernel, line, &limits) == 0) {
+        contest(&c, 1, NULL, &limits);
+        if (c->result.status == BENCH_OK && c->result.median > 0)
+            speed = c->result.flops / c->result.median;
+        contestant_close(c);
+    }
+    free(c);
+    return speed;
 }

@@ -9,31 +9,53 @@
 #include "results.h"
 
 typedef struct measure_limits {
-    /* time to spend on timed runs; at least three are made whatever they take */
+    /* time to spend on timed runs of one contestant; at least three are made whatever they take */
     double seconds;
     double check_seconds; /* about how long the check against the reference may take */
     uint64_t host_bytes;  /* memory that a problem may take on the host, and on the device */
     uint64_t device_bytes;
+    double energy_seconds; /* to run for a reading of energy; 0: none is wanted */
 } measure_limits;
 
 /* What a problem costs, before anything is allocated. */
 typedef struct measure_cost {
-    double flops;   /* useful, of one run */
-    int decode;     /* bound by memory */
-    uint64_t bytes; /* tensors of all roles, once */
-    double ideal;   /* dense pairs / kept pairs */
+    double flops; /* useful, of one run */
+    int decode;   /* bound by memory */
+    int backward;
+    uint64_t bytes;      /* tensors of all roles, once */
+    double ideal;        /* dense pairs / kept pairs */
+    double plan_seconds; /* of the first plan, compilation included */
+    char kernel[64];     /* that the plan takes */
 } measure_cost;
+
+/* A problem that is ready to be timed beside others. It stays where it is while it is open. */
+typedef struct contestant {
+    problem p;
+    instance x;
+    bench_result result;
+    int open;
+    int turns;     /* of decode: over all layers in a sample; else 0 */
+    int at_once;   /* else: runs in a sample */
+    double latest; /* seconds of the latest run */
+} contestant;
+
+/* Parses, plans, fills, runs once and checks. `line` and the shape of the result are set in any
+ * case, and its status and note when something is wrong; it returns 0 when the contestant is open,
+ * and -1 otherwise. `kernel` NULL: what the device picks. */
+int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, const char *kernel,
+                    const char *line, const measure_limits *limits);
+/* Times open contestants in turns: each has one sample in every round, so that a bad second of the
+ * machine is shared by all. Sets times, sensors and status of their results. `d` NULL: nothing is
+ * read from sensors. */
+void contest(contestant *const *all, int n, const bench_device *d, const measure_limits *limits);
+void contestant_close(contestant *c);
+/* Memory that an open one takes on the device. */
+uint64_t contestant_bytes(const contestant *c);
 
 /* The pairs are counted by a plan, so the device is needed; nothing is run. On failure returns -1
  * with the reason. */
 int measure_estimate(tess_runtime *runtime, tess_device *device, const char *kernel,
                      const char *line, measure_cost *cost, char *reason, size_t reason_size);
-
-/* Fills every measured field of `result`, and its status and note; `line`, `device` and the like
- * are set by this function too. `kernel` NULL: what the device picks. Nothing is reported by the
- * return value: a failure is a result. */
-void measure_problem(tess_runtime *runtime, tess_device *device, const char *kernel,
-                     const char *line, const measure_limits *limits, bench_result *result);
 
 /* The fields that follow from the line alone: shape, pattern, dtype. What cannot be parsed makes
  * the result a failed one. */
@@ -46,6 +68,8 @@ tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char 
 /* Runs once; the device's own time where it gives one. Returns seconds, or NaN after a failure,
  * which x->error tells. */
 double measure_run(instance *x);
+/* How many rows the reference compares in about so many seconds. */
+int64_t measure_check_rows(const problem *p, double seconds);
 /* Compares the result of the last run with the reference in so many rows as fit about `seconds`.
  * Returns 0, or -1 with the reason in `why`. */
 int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why,

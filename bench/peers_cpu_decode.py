@@ -5,9 +5,10 @@
 V on as many threads; it is the fastest of a few that NumPy and, where it is installed, PyTorch
 have. PyTorch's SDPA takes turns with them. A ratio compares times of one round, in which the state
 of the machine is about one; the median over the rounds counts, and the quarters beside it tell its
-spread. Ratios of the fastest turns stand there too. With --cores 1 processor time counts instead of
-time: what others take of the core is left out. --dtypes fp32,bf16,int8,e4m3 times K and V of 8 bits
-too, with Q of bf16 and equal scales; PyTorch's SDPA does not take them.
+spread. Ratios of the fastest turns stand there too. --beside OLD times an older library as well.
+With --cores 1 processor time counts instead of time: what others take of the core is left out.
+--dtypes fp32,bf16,int8,e4m3 times K and V of 8 bits too, with Q of bf16 and equal scales; PyTorch's
+SDPA does not take them.
 """
 import concurrent.futures
 import ctypes
@@ -170,6 +171,9 @@ def run(options, cores):
         torch = None
         print("PyTorch is not installed: no SDPA beside it")
     tessera = t.Tessera(options.library, "cpu:0", len(cores), options.kernel)
+    older = None
+    if options.beside:
+        older = t.Tessera(options.beside, "cpu:0", len(cores), options.kernel)
     missed = 0
     for dtype in options.dtypes.split(","):
         for batch in (1, 4):
@@ -183,6 +187,10 @@ def run(options, cores):
             check(dtype, q, k, v, o)
             np.seterr(all="ignore")  # codes are summed as if they were floats
             contestants = [("Tessera", call), *sums((k, v), len(cores))]
+            if older:
+                old_o = np.zeros_like(q)
+                old_call, old_keep, _ = tessera_call(older, dtype, q, k, v, old_o)
+                contestants.insert(1, ("Tessera, older", old_call))
             sdpa = torch and dtype not in CODES
             if sdpa:
                 contestants += torch_calls(torch, q, k, v, dtype)
@@ -196,9 +204,11 @@ def run(options, cores):
                 print(f"    {name:20} best {least * 1e3:8.2f} ms {size / least * 1e-9:6.1f} GB/s   "
                       f"median {middle * 1e3:8.2f} ms")
             readers = [times for name, times in seconds.items()
-                       if name not in ("Tessera", "PyTorch SDPA")]
+                       if name not in ("Tessera", "Tessera, older", "PyTorch SDPA")]
             sum_times = min(readers, key=statistics.median)
             missed += judge("the read-only sum", sum_times, seconds["Tessera"], BAR)
+            if older:
+                judge("the older library", seconds["Tessera, older"], seconds["Tessera"], 0.99)
             if sdpa:
                 missed += judge("PyTorch SDPA", seconds["PyTorch SDPA"], seconds["Tessera"], 1.0)
     return 1 if missed else 0

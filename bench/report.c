@@ -24,7 +24,12 @@ const char *short_ratio(char *buffer, size_t size, double ratio) {
     if (!isfinite(ratio))
         snprintf(buffer, size, "-");
     else
-        snprintf(buffer, size, ratio < 9.995 ? "%.2fx" : ratio < 99.95 ? "%.1fx" : "%.0fx", ratio);
+        snprintf(buffer, size,
+                 ratio < 0.0995  ? "%.2gx"
+                 : ratio < 9.995 ? "%.2fx"
+                 : ratio < 99.95 ? "%.1fx"
+                                 : "%.0fx",
+                 ratio);
     return buffer;
 }
 
@@ -67,9 +72,8 @@ int report_count(const bench_report *r, int status) {
     return n;
 }
 
-/* Quartile range as a share of the median. */
-static double spread(const bench_result *x) {
-    return x->median > 0 ? (x->q3 - x->q1) / x->median : NAN;
+int report_count_skipped(const bench_report *r) {
+    return r->n_results - report_count(r, BENCH_OK) - report_count(r, BENCH_FAILED);
 }
 
 /* ------------------------------------------------------------------ order */
@@ -140,7 +144,7 @@ static void cells(table *t, const bench_result *x, double unit) {
     table_cell(t, "%s", text_seconds(b, sizeof b, x->plan_seconds));
     table_cell(t, "%s", text_seconds(b, sizeof b, x->first_seconds));
     table_cell(t, "%s", text_seconds(b, sizeof b, x->median));
-    table_cell(t, "%s", short_percent(b, sizeof b, spread(x)));
+    table_cell(t, "%s%s", short_percent(b, sizeof b, x->spread), x->noisy ? "!" : "");
     if (unit > 0)
         table_cell(t, rate < 9.995 ? "%.2f" : rate < 99.95 ? "%.1f" : "%.0f", rate);
     else
@@ -150,7 +154,7 @@ static void cells(table *t, const bench_result *x, double unit) {
                : x->byte_rate < 99.95e9 ? "%.1f"
                                         : "%.0f",
                x->byte_rate / 1e9);
-    table_cell(t, "%s", short_ratio(b, sizeof b, x->speedup));
+    table_cell(t, "%s%s", short_ratio(b, sizeof b, x->speedup), x->suspect ? "?" : "");
     table_cell(t, "%s", x->twin_line[0] ? short_ratio(b, sizeof b, x->ideal_speedup) : "-");
     table_cell(t, "%s", short_percent(b, sizeof b, x->gemm_share));
     table_cell(t, "%s", short_percent(b, sizeof b, x->copy_share));
@@ -174,10 +178,10 @@ static void decode_cells(table *t, const bench_result *x) {
     table_cell(t, "%s",
                isfinite(x->host_seconds) ? text_seconds(a, sizeof a, x->host_seconds) : "-");
     table_cell(t, "%s", text_seconds(a, sizeof a, x->median));
-    table_cell(t, "%s", short_percent(a, sizeof a, spread(x)));
+    table_cell(t, "%s%s", short_percent(a, sizeof a, x->spread), x->noisy ? "!" : "");
     table_cell(t, x->byte_rate < 99.95e9 ? "%.1f" : "%.0f", x->byte_rate / 1e9);
     table_cell(t, "%s", short_percent(a, sizeof a, x->copy_share));
-    table_cell(t, "%s", short_ratio(a, sizeof a, x->speedup));
+    table_cell(t, "%s%s", short_ratio(a, sizeof a, x->speedup), x->suspect ? "?" : "");
     table_cell(t, "%s", x->twin_line[0] ? short_ratio(a, sizeof a, x->ideal_speedup) : "-");
     table_cell(t, "%s", text_bytes(a, sizeof a, (double)x->cache_bytes));
 }
@@ -310,17 +314,22 @@ static void ceilings_table(table *t, const bench_report *r) {
             int used = device_ceiling(d, c->unit, c->dtype) == j;
             table_cell(t, "%s", d->id);
             table_cell(t, "%s%s%s", c->unit == BENCH_GEMM ? dtype_name(c->dtype) : "",
-                       c->unit == BENCH_GEMM ? " GEMM" : "copy", used ? " *" : "");
+                       c->unit == BENCH_GEMM   ? " GEMM"
+                       : c->unit == BENCH_COPY ? "copy"
+                                               : "read",
+                       used ? " *" : "");
             table_cell(t, "%s", text_rate(a, sizeof a, c->rate, unit));
             table_cell(t, "%s", text_rate(a, sizeof a, c->best, unit));
-            if (c->own_loop)
+            if (c->own_loop && c->unit == BENCH_GEMM)
                 table_cell(t, "-");
             else if (c->unit == BENCH_GEMM)
                 table_cell(t, "%" PRId64 "^3", c->size);
             else
                 table_cell(t, "%s", text_bytes(a, sizeof a, (double)c->size));
             table_cell(t, "%d", c->threads);
-            table_cell(t, "%s%s", c->library, c->own_loop ? " (no library found)" : "");
+            table_cell(t, "%s%s%s%s", c->library,
+                       c->own_loop && c->unit == BENCH_GEMM ? " (no library found)" : "",
+                       c->via[0] ? " via " : "", c->via);
             table_cell(t, "%s", c->method);
         }
     }
@@ -347,10 +356,11 @@ static const char legend[] = "plan: median of tess_plan_create; first: first run
                              "Decode: rows: sequences x new tokens; layers take turns, so that no "
                              "cache holds K and V; parts of a row's keys; host: the\n"
                              "time of tess_run on the host; K and V: of one layer, over the "
-                             "batch.\n";
+                             "batch. ! marks an IQR above 10 %, ? a speed-up above the ideal by "
+                             "more than both spreads.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
-    int failed = report_count(r, BENCH_FAILED), skipped = report_count(r, BENCH_SKIPPED);
+    int failed = report_count(r, BENCH_FAILED), skipped = report_count_skipped(r);
     fprintf(f, "%d results checked and measured, %d failed, %d skipped, %.0f s%s\n",
             report_count(r, BENCH_OK), failed, skipped, r->elapsed_seconds,
             r->complete ? "" : " (INTERRUPTED: incomplete)");
@@ -400,7 +410,7 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         fputs(", no time for:", f);
         for (const char *separator = ""; i < r->n_results; i++, separator = ",") {
             const bench_result *y = &r->results[order[i]];
-            if (!same_series(x, y) || y->status != BENCH_SKIPPED || !(y->need_seconds > 0)) break;
+            if (!same_series(x, y) || y->status != BENCH_SLOW || !(y->need_seconds > 0)) break;
             fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len),
                     text_seconds(need, sizeof need, y->need_seconds));
         }
@@ -539,6 +549,32 @@ static void csv_number(FILE *f, double value) {
     fputc(',', f);
 }
 
+static void csv_sensors(FILE *f, const bench_sensors *s) {
+    csv_number(f, s->clock_hz);
+    csv_number(f, s->power_watts);
+    csv_number(f, s->temperature_celsius);
+}
+
+/* How a result was measured; commas alone for what was not. */
+static void csv_measuring(FILE *f, const bench_result *x) {
+    static const bench_sensors none = {NAN, NAN, NAN, NAN};
+    const int ok = x->status == BENCH_OK;
+    csv_text(f, x->peer, ",");
+    csv_number(f, ok ? x->compile_seconds : NAN);
+    csv_number(f, ok ? x->spread : NAN);
+    if (ok)
+        fprintf(f, "%d,%d,%" PRId64 ",", x->noisy, x->suspect, x->runs);
+    else
+        fputs(",,,", f);
+    csv_sensors(f, ok ? &x->before : &none);
+    csv_sensors(f, ok ? &x->after : &none);
+    csv_number(f, ok ? x->joules : NAN);
+    csv_number(f, ok ? x->read_share : NAN);
+    csv_number(f, ok ? x->limit_share : NAN);
+    csv_number(f, x->status == BENCH_SLOW ? x->need_seconds : NAN);
+    csv_number(f, x->status == BENCH_SLOW ? x->estimate_seconds : NAN);
+}
+
 /* What only decode problems have; commas alone for others. */
 static void csv_decode(FILE *f, const bench_result *x) {
     const int ok = x->status == BENCH_OK && x->decode;
@@ -565,7 +601,9 @@ void report_csv(const bench_report *r, FILE *f) {
           "bytes_min,byte_rate,speedup,speedup_low,speedup_high,"
           "ideal_speedup,gemm_share,copy_share,jobs,workspace_bytes,plan_bytes,kv_bytes,kv_bytes_"
           "kept,kv_bytes_allocated,checked_rows,op,page,compact,layers,cache_bytes,parts,host_"
-          "seconds,"
+          "seconds,peer,compile_seconds,spread,noisy,suspect,runs,clock_before_hz,power_before_"
+          "watts,temperature_before_celsius,clock_after_hz,power_after_watts,temperature_after_"
+          "celsius,joules,read_share,limit_share,need_seconds,estimate_seconds,"
           "problem,dense_"
           "twin,note\n",
           f);
@@ -606,6 +644,7 @@ void report_csv(const bench_report *r, FILE *f) {
             for (int k = 0; k < 26; k++) fputc(',', f);
         }
         csv_decode(f, x);
+        csv_measuring(f, x);
         csv_text(f, x->line, ",");
         csv_text(f, x->twin_line, ",");
         csv_text(f, x->note, "\n");

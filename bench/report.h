@@ -22,6 +22,7 @@ void report_html_planning(const bench_report *r, FILE *f);
 void report_html_ceilings(const bench_report *r, FILE *f);
 void report_html_skipped(const bench_report *r, FILE *f);
 int report_count(const bench_report *r, int status);
+int report_count_skipped(const bench_report *r); /* neither measured nor failed */
 
 /* "32k", "4097": tokens in a few characters. Returns the buffer. */
 const char *short_tokens(char *buffer, size_t size, int64_t tokens);

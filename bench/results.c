@@ -38,15 +38,33 @@ DEFINE_ADD(report_add_setting, bench_report, bench_setting, settings, n_settings
 DEFINE_ADD(report_add_device, bench_report, bench_device, devices, n_devices)
 DEFINE_ADD(device_add_ceiling, bench_device, bench_ceiling, ceilings, n_ceilings)
 DEFINE_ADD(report_add_planning, bench_report, bench_planning, planning, n_planning)
-DEFINE_ADD(report_add_result, bench_report, bench_result, results, n_results)
+DEFINE_ADD(report_add_line, bench_report, bench_line, lines, n_lines)
+DEFINE_ADD(report_add_peer, bench_report, bench_peer, peers, n_peers)
+static DEFINE_ADD(add_result, bench_report, bench_result, results, n_results)
+
+    bench_result *report_add_result(bench_report *r) {
+    const bench_sensors unknown = {NAN, NAN, NAN, NAN};
+    bench_result *x = add_result(r);
+    if (!x) return NULL;
+    x->before = x->after = unknown;
+    x->joules = x->compile_seconds = x->estimate_seconds = x->ideal_speedup = NAN;
+    return x;
+}
 
 void report_free(bench_report *r) {
     for (int i = 0; i < r->n_devices; i++) free(r->devices[i].ceilings);
     free(r->settings);
     free(r->devices);
     free(r->planning);
+    free(r->lines);
+    free(r->peers);
     free(r->results);
     memset(r, 0, sizeof *r);
+}
+
+int device_same(const bench_device *a, const bench_device *b) {
+    return (a->uuid[0] && strcmp(a->uuid, b->uuid) == 0) ||
+           (a->pci[0] && strcmp(a->pci, b->pci) == 0);
 }
 
 int device_ceiling(const bench_device *d, int unit, uint32_t dtype) {
@@ -72,41 +90,63 @@ int result_summarize(bench_result *r) {
 }
 
 const bench_result *result_twin(const bench_report *r, int index) {
-    const bench_result *x = &r->results[index];
+    const bench_result *x = &r->results[index], *other = NULL;
     if (!x->twin_line[0]) return NULL;
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *y = &r->results[i];
-        if (y->status == BENCH_OK && y->device == x->device && strcmp(y->family, x->family) == 0 &&
-            strcmp(y->kernel, x->kernel) == 0 && strcmp(y->line, x->twin_line) == 0)
-            return y;
+        if (y->status != BENCH_OK || y->device != x->device || strcmp(y->kernel, x->kernel) != 0 ||
+            strcmp(y->peer, x->peer) != 0 || strcmp(y->line, x->twin_line) != 0)
+            continue;
+        if (strcmp(y->family, x->family) == 0) return y;
+        if (!other) other = y;
     }
-    return NULL;
+    return other;
+}
+
+static double share(const bench_device *d, int ceiling, double rate) {
+    return ceiling >= 0 ? rate / d->ceilings[ceiling].rate : NAN;
+}
+
+/* Shares of the ceilings. What binds a problem is the slower of its products and its bytes; without
+ * a ceiling for products only decode, which memory binds, can be judged. */
+static void derive_shares(const bench_device *d, bench_result *x) {
+    x->gemm_ceiling = device_ceiling(d, BENCH_GEMM, x->dtype);
+    x->copy_ceiling = device_ceiling(d, BENCH_COPY, x->dtype);
+    x->read_ceiling = device_ceiling(d, BENCH_READ, x->dtype);
+    x->gemm_share = share(d, x->gemm_ceiling, x->flop_rate);
+    x->copy_share = share(d, x->copy_ceiling, x->byte_rate);
+    x->read_share = share(d, x->read_ceiling, x->byte_rate);
+    int memory = x->read_ceiling;
+    double bytes = x->read_share;
+    if (x->copy_ceiling >= 0 && !(bytes <= x->copy_share)) {
+        memory = x->copy_ceiling;
+        bytes = x->copy_share;
+    }
+    if (memory < 0 || (x->gemm_ceiling < 0 && !x->decode)) return;
+    const int products = x->gemm_ceiling >= 0 && x->gemm_share >= bytes;
+    x->limit_share = products ? x->gemm_share : bytes;
+    x->limit_ceiling = products ? x->gemm_ceiling : memory;
 }
 
 void results_derive(bench_report *r) {
     for (int i = 0; i < r->n_results; i++) {
         bench_result *x = &r->results[i];
         x->speedup = x->speedup_low = x->speedup_high = x->flop_rate = x->byte_rate =
-            x->gemm_share = x->copy_share = NAN;
-        x->gemm_ceiling = x->copy_ceiling = -1;
+            x->gemm_share = x->copy_share = x->read_share = x->limit_share = x->spread = NAN;
+        x->gemm_ceiling = x->copy_ceiling = x->read_ceiling = x->limit_ceiling = -1;
+        x->noisy = x->suspect = 0;
         if (x->status != BENCH_OK || !(x->median > 0)) continue;
+        x->spread = (x->q3 - x->q1) / x->median;
+        x->noisy = x->spread > BENCH_NOISY;
         x->flop_rate = x->flops / x->median;
         x->byte_rate = (double)x->bytes_min / x->median;
-        if (x->device >= 0 && x->device < r->n_devices) {
-            const bench_device *d = &r->devices[x->device];
-            x->gemm_ceiling = device_ceiling(d, BENCH_GEMM, x->dtype);
-            x->copy_ceiling = device_ceiling(d, BENCH_COPY, x->dtype);
-            if (x->gemm_ceiling >= 0)
-                x->gemm_share = x->flop_rate / d->ceilings[x->gemm_ceiling].rate;
-            if (x->copy_ceiling >= 0)
-                x->copy_share = x->byte_rate / d->ceilings[x->copy_ceiling].rate;
-        }
+        if (x->device >= 0 && x->device < r->n_devices) derive_shares(&r->devices[x->device], x);
         const bench_result *twin = result_twin(r, i);
-        if (twin) {
-            x->speedup = twin->median / x->median;
-            x->speedup_low = x->q3 > 0 ? twin->q1 / x->q3 : NAN;
-            x->speedup_high = x->q1 > 0 ? twin->q3 / x->q1 : NAN;
-        }
+        if (!twin) continue;
+        x->speedup = twin->median / x->median;
+        x->speedup_low = x->q3 > 0 ? twin->q1 / x->q3 : NAN;
+        x->speedup_high = x->q1 > 0 ? twin->q3 / x->q1 : NAN;
+        x->suspect = x->speedup_low > x->ideal_speedup;
     }
 }
 
@@ -124,9 +164,21 @@ int dtype_from_name(const char *name) {
 
 size_t dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
+static const char *const status_words[] = {"ok",     "failed",  "slow",
+                                           "memory", "refused", "interrupted"};
+enum { N_STATUSES = sizeof status_words / sizeof *status_words };
+
 const char *status_word(int status) {
-    return status == BENCH_OK ? "ok" : status == BENCH_FAILED ? "failed" : "skipped";
+    return status >= 0 && status < N_STATUSES ? status_words[status] : "?";
 }
+
+int status_from_word(const char *word) {
+    for (int i = 0; i < N_STATUSES; i++)
+        if (strcmp(word, status_words[i]) == 0) return i;
+    return -1;
+}
+
+int status_skipped(int status) { return status != BENCH_OK && status != BENCH_FAILED; }
 
 const char *result_heads(const bench_result *r, char *buffer, size_t size) {
     if (r->heads_total > r->heads)

@@ -9,9 +9,13 @@
 typedef struct run_options {
     const char *backends; /* NULL: the setting TESSERA_BACKEND if it is set, else as "all" */
     int all_kernels;      /* every kernel of a device instead of the one that it picks */
+    const char *peers;    /* programs, a comma list; NULL: none */
     int ceilings, planning;
-    double budget;        /* seconds */
-    suite_series *series; /* either these, ... */
+    double budget;     /* seconds */
+    double energy;     /* seconds to run each problem for a reading of energy; 0: none */
+    bench_line *lines; /* either these, the same on every device, ... */
+    int n_lines;
+    suite_series *series; /* ... and these, cut to the time, ... */
     int n_series;
     const char *line; /* ... or one problem, whatever it takes */
 } run_options;

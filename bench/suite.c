@@ -167,8 +167,7 @@ const suite_family *suite_find(const char *name) {
     return NULL;
 }
 
-/* The types of a comma list, each once: how many, or -3. */
-static int list_dtypes(const char *list, uint32_t dtypes[3]) {
+int suite_dtypes(const char *list, uint32_t dtypes[3]) {
     int n = 0;
     for (;; list++) {
         char word[8];
@@ -191,10 +190,10 @@ static int add_family(const suite_family *f, suite_kind kind, const char *dtypes
     uint32_t list[3];
     /* The full suite and a family asked for by name run the whole model; only suites with little
      * time may cut it to some heads. */
-    int n = list_dtypes(dtypes                                       ? dtypes
-                        : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16"
-                                                                     : f->dtypes,
-                        list);
+    int n = suite_dtypes(dtypes                                       ? dtypes
+                         : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16"
+                                                                      : f->dtypes,
+                         list);
     if (n < 0) return n;
     suite_series *larger = realloc(*series, (size_t)(*n_series + n) * sizeof **series);
     if (!larger) return -1;
@@ -204,10 +203,10 @@ static int add_family(const suite_family *f, suite_kind kind, const char *dtypes
         *s = (suite_series){.family = f,
                             .dtype = list[i],
                             .may_slice =
-                                f->sliceable && (kind == SUITE_QUICK || kind == SUITE_DEFAULT)};
-        const int64_t *lengths = kind == SUITE_QUICK     ? f->quick
-                                 : kind == SUITE_DEFAULT ? f->standard
-                                                         : f->full;
+                                f->sliceable && (kind == SUITE_QUICK || kind == SUITE_MODELS)};
+        const int64_t *lengths = kind == SUITE_QUICK    ? f->quick
+                                 : kind == SUITE_MODELS ? f->standard
+                                                        : f->full;
         while (s->n_lengths < SUITE_MAX_LENGTHS && lengths[s->n_lengths]) {
             s->lengths[s->n_lengths] = lengths[s->n_lengths];
             s->n_lengths++;
@@ -217,10 +216,10 @@ static int add_family(const suite_family *f, suite_kind kind, const char *dtypes
 }
 
 static int named_suite(const char *name) {
-    return strcmp(name, "quick") == 0     ? SUITE_QUICK
-           : strcmp(name, "default") == 0 ? SUITE_DEFAULT
-           : strcmp(name, "full") == 0    ? SUITE_FULL
-                                          : -1;
+    return strcmp(name, "quick") == 0    ? SUITE_QUICK
+           : strcmp(name, "models") == 0 ? SUITE_MODELS
+           : strcmp(name, "full") == 0   ? SUITE_FULL
+                                         : -1;
 }
 
 int suite_expand(const char *name, const char *dtypes, suite_series **series, int *n_series) {
@@ -238,7 +237,11 @@ int suite_expand(const char *name, const char *dtypes, suite_series **series, in
 
 double suite_budget(const char *name) {
     int kind = named_suite(name);
-    return kind == SUITE_QUICK ? 28 : kind == SUITE_DEFAULT ? 190 : kind == SUITE_FULL ? 3600 : 600;
+    return strcmp(name, "vendors") == 0 ? 120
+           : kind == SUITE_QUICK        ? 28
+           : kind == SUITE_MODELS       ? 190
+           : kind == SUITE_FULL         ? 3600
+                                        : 600;
 }
 
 int suite_heads(const suite_family *f, int k) {
@@ -267,9 +270,9 @@ int suite_line(const suite_series *s, int64_t tokens, int heads, char *line, siz
 
 static int belongs_to_pattern(const char *word) {
     static const char *const keys[] = {
-        "pattern",     "block",       "local",       "local_right",    "stride", "offset",
-        "dense_heads", "per_kv_head", "homo",        "left",           "right",  "sinks",
-        "mask",        "head_first",  "heads_total", "kv_heads_total", "compact"};
+        "pattern",     "block",       "local",       "local_right",    "stride",   "offset",
+        "dense_heads", "per_kv_head", "homo",        "left",           "right",    "sinks",
+        "mask",        "head_first",  "heads_total", "kv_heads_total", "head_ids", "compact"};
     size_t length = strcspn(word, "=");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strlen(keys[i]) == length && strncmp(word, keys[i], length) == 0) return 1;

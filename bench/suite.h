@@ -17,13 +17,13 @@ typedef struct suite_family {
     /* 1: where the whole does not fit the time, fewer heads of the same model may be run, as on
      * a rank of a tensor-parallel group */
     int sliceable;
-    /* of the default suite */
+    /* of the suite of models */
     const char *dtypes;
     /* tokens, each list ended by 0 */
     int64_t quick[SUITE_MAX_LENGTHS], standard[SUITE_MAX_LENGTHS], full[SUITE_MAX_LENGTHS];
 } suite_family;
 
-typedef enum suite_kind { SUITE_QUICK, SUITE_DEFAULT, SUITE_FULL, SUITE_FAMILY } suite_kind;
+typedef enum suite_kind { SUITE_QUICK, SUITE_MODELS, SUITE_FULL, SUITE_FAMILY } suite_kind;
 
 /* One series: a family in one dtype over rising lengths. */
 typedef struct suite_series {
@@ -37,7 +37,10 @@ typedef struct suite_series {
 const suite_family *suite_family_at(int index); /* NULL past the last */
 const suite_family *suite_find(const char *name);
 
-/* "quick", "default", "full" or the name of a family: appends its series. `dtypes` is a comma list
+/* The types of a comma list, each once: how many, or -3. */
+int suite_dtypes(const char *list, uint32_t dtypes[3]);
+
+/* "quick", "models", "full" or the name of a family: appends its series. `dtypes` is a comma list
  * that replaces the suite's own, or NULL. Returns -1 when out of memory, -2 for an unknown name, -3
  * for a list that holds an unknown dtype, none, or one twice. The series are freed with free(). */
 int suite_expand(const char *name, const char *dtypes, suite_series **series, int *n_series);

@@ -119,7 +119,7 @@ void write_html_escaped(FILE *f, const char *text) {
 }
 
 void table_html(const table *t, FILE *f) {
-    fputs("<div class=\"wide\"><table>\n", f);
+    fputs("<div class=\"wide\" tabindex=\"0\"><table class=\"list\">\n", f);
     for (int r = -1; r < rows(t); r++) {
         fputs(r < 0 ? "<thead><tr>" : "<tr>", f);
         for (int c = 0; c < t->columns; c++) {

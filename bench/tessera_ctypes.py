@@ -36,6 +36,7 @@ LayoutDesc = structure(
     (ptr, "pattern"),
     (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
     (i64, "max_tokens max_chunk"),
+    (ptr, "head_ids"),
 )
 PlanDesc = structure(
     "PlanDesc",

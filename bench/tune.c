@@ -33,7 +33,7 @@ static const char help[] =
     "  --help  --version\n\n"
     "A kernel takes the place of the one that plans use without a tune file only where it wins by "
     "more than the spread of both. TESSERA_KERNEL and\n"
-    "TESSERA_TUNE_FILE do not count while measuring. docs/tune.md describes the file.\n"
+    "TESSERA_TUNE_FILE do not count while measuring.\n"
     "Exit status: 0; 1 when something failed or was interrupted; 2 when the command line cannot be "
     "understood.\n";
 

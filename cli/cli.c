@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static const char help_words[] =
-    "Words of a problem, in any order (docs/problems.md explains each):\n"
+    "Words of a problem, in any order:\n"
     "  heads= kv_heads=heads batch=1 q_len= kv_len=q_len head_dim= dtype=f32|f16|bf16 causal=1 "
     "scale=1/sqrt(head_dim) seed=0\n"
     "  kv_dtype=dtype|e4m3|i8     codes of 8 bits with a scale for each token and kv head\n"
@@ -19,6 +19,7 @@ static const char help_words[] =
     "  pattern=window left= right= sinks=0     tokens; -1 is unbounded; causal=1 needs no right\n"
     "  pattern=blocks mask=F.npy block=     bool [1 or heads, query blocks, key blocks]\n"
     "  head_first=0 heads_total=heads kv_heads_total=     a slice of a larger model's heads\n"
+    "  head_ids=a,b,...     these heads of it, instead of those from head_first on\n"
     "  kv_split=0 batch_invariant=0 tile_rows=0     0 lets the plan decide\n";
 
 /* ------------------------------------------------------------------ problems */

@@ -15,7 +15,7 @@ static const char help[] = "usage: tessera info [--json]\n\n"
                            "and the rules of tune tables that change this order, the tune file,\n"
                            "and the settings: each environment variable, its value, where that "
                            "came from, and what it means.\n\n"
-                           "  --json      the same as JSON (docs/cli.md lists the keys)\n"
+                           "  --json      the same as JSON\n"
                            "  --help      this text\n"
                            "  --version   the version\n";
 

@@ -129,7 +129,7 @@ static int draw(const char *command, const char *path, const problem *p, const t
     if (p->heads > PATTERN_PANELS)
         cli_error(0, command,
                   "--svg: shows the first %d of %" PRId32
-                  " heads; head_first= and heads_total= choose others",
+                  " heads; head_ids= and heads_total= choose others",
                   PATTERN_PANELS, p->heads);
     return CLI_GO_ON;
 }

@@ -19,7 +19,7 @@ static const char help[] =
     "ring and fixed slots, pages and bytes of each storage group.\n\n"
     "  --backend B   the device, as TESSERA_BACKEND: a name, name:index, or a list in order of "
     "preference\n"
-    "  --json        the same as JSON with stable keys (docs/cli.md lists them)\n"
+    "  --json        the same as JSON with stable keys\n"
     "  --help        this text\n"
     "  --version     the version\n\n";
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cache.h"
 #include "cli.h"
@@ -70,7 +71,8 @@ typedef struct job {
     tess_plan *forward; /* of op=bwd, where O and LSE are not given */
     /* kind NONE where the device reads host memory */
     tess_buffer device_memory[N_MEMORY];
-    cache cache; /* where problem_cached */
+    cache cache;    /* where problem_cached */
+    double seconds; /* of the run, as the command sees it */
     /* of each storage group, K before V */
     tess_buffer *pool_memory;
     tess_tensor *pools;
@@ -426,6 +428,12 @@ static tess_status run_forward(job *x, const tess_run_desc *of_backward) {
     return status == TESS_OK ? tess_run(x->forward, &run) : status;
 }
 
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
 static tess_status attend(job *x) {
     tess_run_desc run = {.struct_size = sizeof run};
     tess_plan_info info = {.struct_size = sizeof info};
@@ -440,10 +448,12 @@ static tess_status attend(job *x) {
     if (status == TESS_OK) status = tess_alloc(x->device, info.workspace_bytes, workspace);
     run.workspace = *workspace;
     if (status == TESS_OK && x->forward) status = run_forward(x, &run);
+    const double start = now();
     if (status == TESS_OK) status = run_pieces(x, &run);
+    if (status == TESS_OK && !host_memory) status = tess_wait(x->device, WAIT_LIMIT_NS);
+    x->seconds = now() - start;
     if (status != TESS_OK || host_memory) return status;
 
-    status = tess_wait(x->device, WAIT_LIMIT_NS);
     for (int row = 0; row < RUN_TENSORS && status == TESS_OK; row++)
         if (is_output(x, row) && x->bytes[row])
             status = tess_copy(x->device, tess_host_buffer(x->out[row], x->bytes[row]),
@@ -467,6 +477,34 @@ static int write_output(const job *x, int row, text_file *file, char *error, siz
     return text_file_close(file, error, error_size);
 }
 
+/* What was computed, by what, in what time, and where it is. */
+static void tell(const job *x) {
+    char time[TEXT_SIZE], rate[TEXT_SIZE];
+    tess_plan_info plan = {.struct_size = sizeof plan};
+    tess_device_info device = {.struct_size = sizeof device};
+    int length = problem_format(&x->p, NULL, 0);
+    char *line = length > 0 ? malloc((size_t)length + 1) : NULL;
+    if (line) {
+        problem_format(&x->p, line, (size_t)length + 1);
+        cli_one_line(line);
+        puts(line);
+        free(line);
+    }
+    if (tess_plan_query(x->plan, &plan) == TESS_OK &&
+        tess_device_query(x->device, &device) == TESS_OK)
+        printf(
+            "%s on %s (%s): %s, %s, with the first run's overhead\n", plan.kernel, device.id,
+            device.name, text_seconds(time, sizeof time, x->seconds),
+            text_rate(rate, sizeof rate, x->seconds > 0 ? plan.flops / x->seconds : 0, "FLOP/s"));
+    for (int row = 0; row < RUN_TENSORS; row++) {
+        char shown[TEXT_PATH];
+        if (!is_output(x, row)) continue;
+        text_path(shown, path_of(x, row));
+        cli_one_line(shown);
+        printf("wrote %s\n", shown);
+    }
+}
+
 static int write_outputs(const job *x) {
     char error[CLI_LINE];
     text_file files[RUN_TENSORS] = {{0}};
@@ -478,8 +516,9 @@ static int write_outputs(const job *x) {
         if (is_output(x, row) && text_file_publish(&files[row], error, sizeof error) != 0)
             bad = row;
     for (int row = 0; row < RUN_TENSORS; row++) text_file_discard(&files[row]);
-    if (bad < 0) return CLI_OK;
-    return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[bad].name, error);
+    if (bad >= 0) return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[bad].name, error);
+    tell(x);
+    return CLI_OK;
 }
 
 /* Which options are there: those of the operation, and no output in the place of another. */

@@ -15,7 +15,8 @@
 block_kind pattern_kind_of(const problem *p, int32_t head, int64_t i, int64_t j) {
     switch (p->pattern) {
     case TESS_PATTERN_S2:
-        if (p->head_first + (int64_t)head >= (int64_t)p->heads_total - p->dense_heads)
+        if ((p->head_ids ? p->head_ids[head] : p->head_first + (int64_t)head) >=
+            (int64_t)p->heads_total - p->dense_heads)
             return KIND_DENSE;
         return i - j < p->local && j - i < (p->causal ? 1 : p->local_right) ? KIND_LOCAL
                                                                             : KIND_STRIDED;

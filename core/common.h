@@ -12,6 +12,7 @@
 #include <tessera/tessera_backend.h>
 
 #include "structures.h"
+#include "table_pool.h"
 
 #if defined(__GNUC__)
 #define TESS_PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -61,6 +62,7 @@ struct tess_device {
     pthread_mutex_t preparing; /* of all below */
     /* by tess_dtype: kernels of operations without a plan, ready where `release` is not NULL */
     tess_kernel copy_pages[TESS_BF16 + 1], merge[TESS_BF16 + 1];
+    tess_table_pool pool;
 };
 void tess_device_retain(tess_device *device);
 /* NULL, forked, or lost */

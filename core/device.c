@@ -55,6 +55,7 @@ static tess_status open_place(tess_runtime *runtime, tess_device_place at, const
     atomic_init(&device->refs, 1);
     atomic_init(&device->lost, false);
     pthread_mutex_init(&device->preparing, NULL);
+    pthread_mutex_init(&device->pool.lock, NULL);
     device->runtime = runtime;
     device->backend = backend;
     device->info = at.entry->devices[at.index];
@@ -66,6 +67,7 @@ static tess_status open_place(tess_runtime *runtime, tess_device_place at, const
         if (status != TESS_OK) backend->close(device->native);
     }
     if (status != TESS_OK) {
+        pthread_mutex_destroy(&device->pool.lock);
         pthread_mutex_destroy(&device->preparing);
         tess_mem_free(runtime, device, sizeof *device);
         if (!tess_call_failed())
@@ -248,7 +250,9 @@ void tess_device_release(tess_device *device) {
             release_kernel(&device->copy_pages[n]);
             release_kernel(&device->merge[n]);
         }
+        tess_table_pool_clear(device);
         device->backend->close(device->native);
+        pthread_mutex_destroy(&device->pool.lock);
         pthread_mutex_destroy(&device->preparing);
     }
     tess_mem_free(runtime, device, sizeof *device);

@@ -151,8 +151,8 @@ static bool keeps_all(const tess_layout *x, int32_t kv_head) {
 /* S2: the fewest strided blocks of a kv head among any `count` blocks in a row.
  *
  * A kv head's query heads follow each other at equal steps and go around the stride once at most,
- * so the residues of its classes, last to first, rise around the circle. The run with the fewest
- * strided blocks begins right behind one of them. */
+ * or are sorted, so the residues of its classes, last to first, rise around the circle. The run
+ * with the fewest strided blocks begins right behind one of them. */
 static int64_t fewest_strided(const tess_layout *x, int32_t kv_head, int64_t count) {
     const uint16_t *classes = group_of(x, kv_head);
     const int64_t n = group_size(x, kv_head), stride = x->pattern.stride, rest = count % stride;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layout.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "head_ids.h"
 
 /* ------------------------------------------------------------------ checks */
 
@@ -20,6 +23,9 @@ static tess_status check_heads(const char *function, tess_layout *x, const tess_
         return tess_invalid("%s: n_heads: must be a multiple of n_kv_heads (%d), got %d", function,
                             (int)d->n_kv_heads, (int)d->n_heads);
     TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "head_first", d->head_first));
+    if (d->head_ids && d->head_first != 0)
+        return tess_invalid("%s: head_first: must be 0 with head_ids, got %d", function,
+                            (int)d->head_first);
     int64_t end = (int64_t)d->head_first + d->n_heads;
     if (end > INT32_MAX)
         return tess_invalid("%s: head_first: head_first + n_heads overflows, got %d", function,
@@ -42,7 +48,7 @@ static tess_status check_heads(const char *function, tess_layout *x, const tess_
     return TESS_OK;
 }
 
-static tess_status check_blocks(const char *function, tess_layout *x) {
+static tess_status check_blocks(const char *function, tess_layout *x, bool has_ids) {
     int64_t block = x->pattern.block;
     x->n_blocks = x->max_tokens / block + (x->max_tokens % block != 0);
     if (x->n_blocks > INT32_MAX)
@@ -50,12 +56,12 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
             "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld", function,
             (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
-        /* Only patterns per kv head need it. For the others it stays 0 where the heads do not split
-         * evenly. */
+        /* Only patterns per kv head and lists of heads need it. For the others it stays 0 where the
+         * heads do not split evenly. */
         int32_t group = x->n_heads / x->n_kv_heads;
         if (x->heads_total % group == 0)
             x->kv_heads_total = x->heads_total / group;
-        else if (x->pattern.flags & TESS_PATTERN_PER_KV_HEAD)
+        else if (has_ids || (x->pattern.flags & TESS_PATTERN_PER_KV_HEAD))
             return tess_invalid(
                 "%s: kv_heads_total: must be given, since %d heads, %d of each kv head, make no "
                 "whole number of kv heads",
@@ -97,7 +103,7 @@ static void class_pattern(const tess_layout *x, bool dense, int64_t first,
 /* The first block of a head's vertical list, or -1 for a dense head. */
 static int64_t head_first_block(const tess_layout *x, int32_t head) {
     const tess_pattern *p = &x->pattern;
-    int64_t id = (int64_t)x->head_first + head;
+    int64_t id = x->head_ids ? x->head_ids[head] : (int64_t)x->head_first + head;
     if (p->kind != TESS_PATTERN_S2) return 0;
     if (p->stride == 1 || id >= x->heads_total - p->dense_heads) return -1;
     if (p->flags & TESS_PATTERN_BIDIRECTIONAL) return 0;
@@ -148,6 +154,25 @@ static void list_groups(tess_layout *x, uint32_t *seen) {
     x->group_start[x->n_kv_heads] = n;
 }
 
+static int by_key(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Heads of a list have their residues in any order. The classes of each kv head are put into the
+ * order of falling residues, which they have without a list, but for where they begin. `keys` has
+ * room for as many as there are heads. */
+static void sort_groups(tess_layout *x, uint64_t *keys) {
+    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
+        uint16_t *classes = x->group_classes + x->group_start[kv_head];
+        const uint32_t n = x->group_start[kv_head + 1] - x->group_start[kv_head];
+        for (uint32_t c = 0; c < n; c++)
+            keys[c] = (uint64_t)(INT32_MAX - x->patterns[classes[c]].first) << 16 | classes[c];
+        qsort(keys, n, sizeof *keys, by_key);
+        for (uint32_t c = 0; c < n; c++) classes[c] = (uint16_t)keys[c];
+    }
+}
+
 /* BLOCKS: one class for each distinct mask. */
 static tess_status make_mask_classes(tess_layout *x, const char *function, const tess_mask *mask) {
     const bool causal = !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL);
@@ -181,6 +206,7 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
     if (status == TESS_OK) {
         memset(table, 0, bytes);
         list_groups(x, table);
+        if (x->head_ids) sort_groups(x, (uint64_t *)(void *)table);
         for (size_t h = 0; h < heads; h++) x->class_heads[x->head_class[h]]++;
     }
     tess_mem_free(x->runtime, table, bytes);
@@ -188,11 +214,11 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
 }
 
 /* Allocates all arrays of heads and classes as one; n_classes is at most n_heads. */
-static tess_status allocate(tess_layout *x, const char *function) {
+static tess_status allocate(tess_layout *x, const char *function, bool listed) {
     size_t heads = (size_t)x->n_heads, kv_heads = (size_t)x->n_kv_heads;
     size_t patterns = heads * sizeof(tess_head_pattern), counts = heads * sizeof(uint32_t),
-           starts = (kv_heads + 1) * sizeof(uint32_t);
-    size_t bytes = patterns + counts + starts + 2 * heads * sizeof(uint16_t);
+           starts = (kv_heads + 1) * sizeof(uint32_t), ids = listed ? heads * sizeof(int32_t) : 0;
+    size_t bytes = patterns + counts + starts + ids + 2 * heads * sizeof(uint16_t);
     char *memory = tess_mem_alloc(x->runtime, bytes, 64);
     if (!memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %d heads", function,
@@ -203,7 +229,8 @@ static tess_status allocate(tess_layout *x, const char *function) {
     x->patterns = (tess_head_pattern *)memory;
     x->class_heads = (uint32_t *)(memory + patterns);
     x->group_start = (uint32_t *)(memory + patterns + counts);
-    x->head_class = (uint16_t *)(memory + patterns + counts + starts);
+    x->head_ids = listed ? (int32_t *)(memory + patterns + counts + starts) : NULL;
+    x->head_class = (uint16_t *)(memory + patterns + counts + starts + ids);
     x->group_classes = x->head_class + heads;
     return TESS_OK;
 }
@@ -225,8 +252,15 @@ static tess_status fill(tess_layout *x, const char *function, const tess_layout_
                         const tess_mask *mask) {
     TESS_RETURN_IF_ERROR(check_heads(function, x, desc));
     TESS_RETURN_IF_ERROR(tess_pattern_check(function, &x->pattern, x->n_heads, x->heads_total));
-    TESS_RETURN_IF_ERROR(check_blocks(function, x));
-    TESS_RETURN_IF_ERROR(allocate(x, function));
+    TESS_RETURN_IF_ERROR(check_blocks(function, x, desc->head_ids != NULL));
+    bool listed = false;
+    if (desc->head_ids) {
+        TESS_RETURN_IF_ERROR(tess_head_ids_check(x, function, desc->head_ids));
+        listed = !tess_head_ids_follow(desc->head_ids, x->n_heads);
+        x->head_first = listed ? 0 : desc->head_ids[0];
+    }
+    TESS_RETURN_IF_ERROR(allocate(x, function, listed));
+    if (listed) memcpy(x->head_ids, desc->head_ids, (size_t)x->n_heads * sizeof *x->head_ids);
     const tess_mask bytes = {(const uint8_t *)x->pattern.mask, false, x->pattern.mask_heads,
                              x->pattern.mask_query_blocks, x->pattern.mask_key_blocks};
     const bool blocks = x->pattern.kind == TESS_PATTERN_BLOCKS;

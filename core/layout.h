@@ -29,14 +29,18 @@ struct tess_layout {
     /* 0: not given, and heads_total makes no whole number; only patterns per kv head need it */
     int32_t kv_heads_total;
     int64_t max_tokens, max_chunk, n_blocks;
+    /* [NULL: head_first + 0, 1, ...] never that: such a list is read as its head_first */
+    int32_t *head_ids;
 
     uint32_t n_classes;
     tess_head_pattern *patterns; /* [n_classes] */
     uint32_t *class_heads;       /* [n_classes] heads of each class */
     uint16_t *head_class;        /* [n_heads] */
     uint32_t *group_start;       /* [n_kv_heads + 1] into group_classes */
-    uint16_t *group_classes;     /* the distinct classes of each kv head, in order of first use */
-    void *memory;                /* of the arrays above */
+    /* The distinct classes of each kv head: in order of first use, or with head_ids by falling
+     * residue, which is the same but for where it begins. */
+    uint16_t *group_classes;
+    void *memory; /* of the arrays above */
     uint64_t memory_bytes;
 
     tess_mask_set mask; /* BLOCKS */

@@ -3,11 +3,13 @@
  * Layouts as bytes: the descriptor in fixed little-endian fields, a caller's mask as bits, and a
  * checksum against damage. Reading builds the layout anew from the descriptor, so hostile bytes can
  * do no more than a descriptor could, and their length bounds its size. A layout has one form:
- * bytes that would make a layout, but that the layout would not be written as, are refused.
+ * bytes that would make a layout, but that the layout would not be written as, are refused. A list
+ * is written only where head_first cannot say it, so that readers of version 1 refuse only what
+ * they cannot do.
  *
  *     offset  bytes  field
  *          0      8  "TESSLAY" and a zero
- *          8      4  format version, 1
+ *          8      4  format version: 2 with a list of head ids, else 1
  *         12      4  kind
  *         16      4  flags
  *         20      4  block
@@ -16,14 +18,15 @@
  *         68     20  n_heads, n_kv_heads, head_first, heads_total, kv_heads_total
  *         88     16  max_tokens, max_chunk
  *        104     20  mask_heads (4), mask_query_blocks (8), mask_key_blocks (8)
- *        124      -  the mask's rows, each in whole bytes, lowest bit first, unused bits zero
+ *        124      -  format version 2: the head ids, 4 bytes each; head_first is 0
+ *          -      -  the mask's rows, each in whole bytes, lowest bit first, unused bits zero
  *        end      8  FNV-1a 64 of everything before
  */
 #include <string.h>
 
 #include "layout.h"
 
-enum { FORMAT_VERSION = 1, HEADER_BYTES = 124, CHECKSUM_BYTES = 8 };
+enum { VERSION_PLAIN = 1, VERSION_IDS = 2, HEADER_BYTES = 124, CHECKSUM_BYTES = 8, ID_BYTES = 4 };
 
 static const unsigned char magic[8] = "TESSLAY";
 
@@ -69,13 +72,22 @@ static int64_t masks_written(const tess_layout *x) {
     return x->pattern.kind != TESS_PATTERN_BLOCKS ? 0 : x->n_classes == 1 ? 1 : x->n_heads;
 }
 
-/* Writes what comes before the mask. */
+static size_t ids_bytes(const tess_layout *x) {
+    return x->head_ids ? (size_t)x->n_heads * ID_BYTES : 0;
+}
+
+static void put_ids(const tess_layout *x, unsigned char *at) {
+    for (int32_t h = 0; x->head_ids && h < x->n_heads; h++)
+        put(&at, (uint32_t)x->head_ids[h], ID_BYTES);
+}
+
+/* Writes what comes before the ids and the mask. */
 static void put_header(const tess_layout *x, unsigned char *at) {
     const tess_pattern *p = &x->pattern;
     bool blocks = p->kind == TESS_PATTERN_BLOCKS;
     memcpy(at, magic, sizeof magic);
     at += sizeof magic;
-    put(&at, FORMAT_VERSION, 4);
+    put(&at, x->head_ids ? VERSION_IDS : VERSION_PLAIN, 4);
     put(&at, p->kind, 4);
     put(&at, p->flags, 4);
     put(&at, (uint32_t)p->block, 4);
@@ -108,7 +120,7 @@ tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size
     const int64_t masks = masks_written(x);
     uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8,
              mask_bytes = (uint64_t)masks * (uint64_t)p->mask_query_blocks * row_bytes;
-    uint64_t needed = mask_bytes + HEADER_BYTES + CHECKSUM_BYTES;
+    uint64_t needed = mask_bytes + ids_bytes(x) + HEADER_BYTES + CHECKSUM_BYTES;
     size_t capacity = *size;
     *size = (size_t)needed;
     if (!data) return TESS_OK;
@@ -118,6 +130,8 @@ tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size
     unsigned char *at = data;
     put_header(x, at);
     at += HEADER_BYTES;
+    put_ids(x, at);
+    at += ids_bytes(x);
     put_mask(x, masks, at);
     at += mask_bytes;
     put(&at, checksum(data, (size_t)(needed - CHECKSUM_BYTES)), 8);
@@ -180,6 +194,20 @@ static void read_header(const unsigned char *at, tess_layout_desc *d, tess_patte
     mask->key_blocks = p->mask_key_blocks;
 }
 
+/* Reads the list that follows the header, and moves *at behind it. *ids is NULL where there is none
+ * and is freed by the caller. */
+static tess_status read_ids(tess_runtime *runtime, const char *function, int32_t n_heads,
+                            const unsigned char **at, uint64_t left, int32_t **ids) {
+    if (n_heads < 1 || n_heads > 65535 || left < (uint64_t)n_heads * ID_BYTES)
+        return corrupt(function, "its length does not fit the head ids it holds");
+    *ids = tess_mem_alloc(runtime, (size_t)n_heads * sizeof **ids, 64);
+    if (!*ids)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %d head ids", function,
+                         (int)n_heads);
+    for (int32_t h = 0; h < n_heads; h++) (*ids)[h] = get_int(at);
+    return TESS_OK;
+}
+
 /* Whether the mask holds exactly the bits that the layout would write. Needs no memory for a second
  * mask. */
 static bool same_mask(const tess_layout *x, const unsigned char *at) {
@@ -211,9 +239,28 @@ static tess_status check_unique(const char *function, const tess_layout *made,
                          "%s: data: the field of byte %u is not as this layout is written, which "
                          "has one form only",
                          function, (unsigned)at);
-    return same_mask(made, data + HEADER_BYTES)
+    return same_mask(made, data + HEADER_BYTES + ids_bytes(made))
                ? TESS_OK
                : corrupt(function, "a bit of the mask is set that no query can use");
+}
+
+/* Makes a layout from the bytes of a header and the `left` ones between it and the checksum. */
+static tess_status make(tess_runtime *runtime, const char *function, const unsigned char *data,
+                        uint64_t left, tess_layout_desc *d, tess_pattern *p, tess_mask *mask,
+                        tess_layout **made) {
+    const bool blocks = p->kind == TESS_PATTERN_BLOCKS;
+    if (!blocks && left != 0) return corrupt(function, "it is longer than its fields say");
+    if (blocks) TESS_RETURN_IF_ERROR(check_mask(function, mask, left));
+    p->mask = blocks ? mask->data : NULL;
+    tess_status status = tess_layout_build(runtime, function, d, p, mask, made);
+    /* Serializing never writes what creation refuses. The message stays, because it names the
+     * field. */
+    if (status != TESS_OK)
+        return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT
+                                                                                : status;
+    status = check_unique(function, *made, data);
+    if (status != TESS_OK) tess_layout_release(*made);
+    return status;
 }
 
 tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size,
@@ -228,9 +275,10 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     if (size < HEADER_BYTES + CHECKSUM_BYTES) return corrupt(function, "it is truncated");
     at += sizeof magic;
     uint64_t version = get(&at, 4);
-    if (version != FORMAT_VERSION)
-        return tess_fail(TESS_ERROR_VERSION, "%s: data: format version %u, this library reads %d",
-                         function, (unsigned)version, FORMAT_VERSION);
+    if (version != VERSION_PLAIN && version != VERSION_IDS)
+        return tess_fail(TESS_ERROR_VERSION,
+                         "%s: data: format version %u, this library reads %d and %d", function,
+                         (unsigned)version, VERSION_PLAIN, VERSION_IDS);
 #ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* a fuzzer does not guess checksums */
     const unsigned char *sum = (const unsigned char *)data + size - CHECKSUM_BYTES;
     if (get(&sum, 8) != checksum(data, size - CHECKSUM_BYTES))
@@ -241,21 +289,16 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     tess_mask mask;
     uint64_t left = size - HEADER_BYTES - CHECKSUM_BYTES;
     read_header(at, &d, &p, &mask);
-    bool blocks = p.kind == TESS_PATTERN_BLOCKS;
-    if (!blocks && left != 0) return corrupt(function, "it is longer than its fields say");
-    if (blocks) TESS_RETURN_IF_ERROR(check_mask(function, &mask, left));
-    p.mask = blocks ? mask.data : NULL;
+    int32_t *ids = NULL;
+    const size_t n_ids = version == VERSION_IDS ? (size_t)d.n_heads : 0;
+    if (version == VERSION_IDS) {
+        TESS_RETURN_IF_ERROR(read_ids(runtime, function, d.n_heads, &mask.data, left, &ids));
+        left -= n_ids * ID_BYTES;
+        d.head_ids = ids;
+    }
     tess_layout *made;
-    tess_status status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
-    /* Serializing never writes what creation refuses. The message stays, because it names the
-     * field. */
-    if (status != TESS_OK)
-        return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT
-                                                                                : status;
-    status = check_unique(function, made, data);
-    if (status == TESS_OK)
-        *layout = made;
-    else
-        tess_layout_release(made);
+    const tess_status status = make(runtime, function, data, left, &d, &p, &mask, &made);
+    tess_mem_free(runtime, ids, n_ids * sizeof *ids);
+    if (status == TESS_OK) *layout = made;
     return status;
 }

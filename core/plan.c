@@ -11,6 +11,7 @@
 #include "spare.h"
 #include "split.h"
 #include "step.h"
+#include "tensors.h"
 
 static const char *const in_create = "tess_plan_create";
 
@@ -190,8 +191,8 @@ static void free_tables(tess_plan *plan) {
 static tess_status upload(tess_plan *plan) {
     tess_device *device = plan->device;
     uint64_t bytes = plan->memory.table_bytes;
-    tess_status status = tess_device_result(
-        device, device->backend->alloc(device->native, bytes, &plan->tables.device));
+    tess_status status =
+        tess_device_result(device, tess_table_take(device, bytes, &plan->tables.device));
     if (status != TESS_OK) {
         memset(&plan->tables.device, 0, sizeof plan->tables.device);
         return status;
@@ -456,7 +457,8 @@ static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ life */
 
-static void destroy(tess_plan *plan) {
+/* `stream`: the one that its runs lie on; NULL: they may lie anywhere. */
+static void destroy(tess_plan *plan, const tess_stream *stream) {
     tess_device *device = plan->device;
     tess_runtime *runtime = device->runtime;
     if (!tess_runtime_forked(runtime)) {
@@ -467,7 +469,8 @@ static void destroy(tess_plan *plan) {
         if (plan->append.release) plan->append.release(&plan->append);
         if (plan->prepare.release) plan->prepare.release(&plan->prepare);
         /* A lost device may refuse this, and nothing more can be done here. */
-        if (plan->tables.device.kind != TESS_BUFFER_NONE)
+        if (plan->tables.device.kind != TESS_BUFFER_NONE &&
+            !(stream && tess_table_keep(device, stream, &plan->tables.device)))
             (void)device->backend->free(device->native, &plan->tables.device);
     }
     tess_mem_free(runtime, plan->range_start,
@@ -572,7 +575,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     x->layout = (tess_layout *)layout;
     const tess_status status = fill(x, &d);
     if (status != TESS_OK) {
-        destroy(x);
+        destroy(x, NULL);
         return status;
     }
     x->create_seconds = seconds() - begin;
@@ -588,7 +591,20 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
 }
 
 void tess_plan_release(tess_plan *plan) {
-    if (plan) destroy(plan);
+    if (plan) destroy(plan, NULL);
+}
+
+tess_status tess_plan_release_after(tess_plan *plan, const tess_stream *stream) {
+    static const char *const function = "tess_plan_release_after";
+    static const tess_stream own = {.kind = TESS_STREAM_DEFAULT};
+    if (!plan) return TESS_OK;
+    if (!stream) stream = &own;
+    TESS_RETURN_IF_ERROR(tess_check_stream(function, stream));
+    if (stream->kind == TESS_STREAM_RECORD)
+        return tess_invalid("%s: stream.kind: must not be TESS_STREAM_RECORD", function);
+    if (stream->extra) return tess_invalid("%s: stream.extra: must be NULL", function);
+    destroy(plan, stream);
+    return TESS_OK;
 }
 
 tess_status tess_plan_check(const tess_plan *plan, const char *function) {

@@ -32,7 +32,7 @@ static const tess_field pattern[] = {
 static const tess_field layout_desc[] = {F(T, struct_size), F(T, flags),          F(T, pattern),
                                          F(T, n_heads),     F(T, n_kv_heads),     F(T, head_first),
                                          F(T, heads_total), F(T, kv_heads_total), F(T, reserved),
-                                         F(T, max_tokens),  F(T, max_chunk)};
+                                         F(T, max_tokens),  F(T, max_chunk),      F(T, head_ids)};
 #undef T
 #define T tess_plan_desc
 static const tess_field plan_desc[] = {

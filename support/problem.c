@@ -30,6 +30,7 @@ typedef enum word_type {
     WORD_SCALE,
     WORD_LIST,
     WORD_POSITIONS,
+    WORD_HEADS,
     WORD_PATH
 } word_type;
 
@@ -79,6 +80,7 @@ static const word_rule rules[] = {
     {"per_kv_head", WORD_I32, AT(per_kv_head), 0, 1, FOR_S2, NULL},
     {"homo", WORD_I32, AT(homo), 0, 1, FOR_S2, NULL},
     {"head_first", WORD_I32, AT(head_first), 0, INT32_MAX, FOR_ALL, NULL},
+    {"head_ids", WORD_HEADS, AT(head_ids), 0, INT32_MAX, FOR_ALL, NULL},
     {"heads_total", WORD_I32, AT(heads_total), 1, INT32_MAX, FOR_ALL, NULL},
     {"kv_heads_total", WORD_I32, AT(kv_heads_total), 1, INT32_MAX, FOR_ALL, NULL},
     {"left", WORD_I64, AT(left), -1, INT64_MAX, FOR_WINDOW, NULL},
@@ -222,6 +224,18 @@ static int set_list(const word_rule *rule, const char *text, int64_t **list, int
     return 0;
 }
 
+static int set_heads(const word_rule *rule, const char *text, problem *p, char *error,
+                     size_t error_size) {
+    int64_t *list, count;
+    if (set_list(rule, text, &list, &count, error, error_size) != 0) return -1;
+    free(p->head_ids); /* of a word that was refused */
+    p->head_ids = malloc((size_t)(count ? count : 1) * sizeof *p->head_ids);
+    for (int64_t n = 0; p->head_ids && n < count; n++) p->head_ids[n] = (int32_t)list[n];
+    p->head_ids_count = count;
+    free(list);
+    return p->head_ids ? 0 : text_error(error, error_size, "%s: out of memory", rule->key);
+}
+
 /* ------------------------------------------------------------------ unknown keys */
 
 static size_t min3(size_t a, size_t b, size_t c) {
@@ -258,7 +272,7 @@ static int unknown_key(const char *key, size_t length, char *error, size_t error
     if (nearest)
         return text_error(error, error_size, "%.*s: unknown key; did you mean '%s'?", shown, key,
                           nearest);
-    return text_error(error, error_size, "%.*s: unknown key; docs/problems.md lists them", shown,
+    return text_error(error, error_size, "%.*s: unknown key; tessera plan --help lists them", shown,
                       key);
 }
 
@@ -273,7 +287,8 @@ void problem_init(problem *p) {
 }
 
 void problem_free(problem *p) {
-    void *const arrays[] = {p->q_lens, p->kv_lens, p->q_first, p->kv_first, p->mask_path, p->mask};
+    void *const arrays[] = {p->q_lens,   p->kv_lens,   p->q_first, p->kv_first,
+                            p->head_ids, p->mask_path, p->mask};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     memset(p, 0, sizeof *p);
 }
@@ -343,6 +358,9 @@ int problem_word(problem *p, const char *word, char *error, size_t error_size) {
         if (set_list(rule, text, list, count, error, error_size) != 0) return -1;
         break;
     }
+    case WORD_HEADS:
+        if (set_heads(rule, text, p, error, error_size) != 0) return -1;
+        break;
     case WORD_PATH:
         if (!*text) return text_error(error, error_size, "%s: the file name is empty", rule->key);
         p->mask_path = strdup(text);
@@ -453,6 +471,23 @@ static int finish_cache(const problem *p, char *error, size_t error_size) {
     return 0;
 }
 
+/* As many ids as heads, of heads that the model has. That the ids of a kv head are of one group,
+ * and none stands twice, is left to the library. */
+static int finish_ids(const problem *p, char *error, size_t error_size) {
+    if (!p->head_ids) return 0;
+    if (problem_has(p, "head_first"))
+        return text_error(error, error_size, "head_first: not allowed together with head_ids");
+    if (p->head_ids_count != p->heads)
+        return text_error(error, error_size, "head_ids: %" PRId64 " ids for heads=%" PRId32,
+                          p->head_ids_count, p->heads);
+    for (int32_t h = 0; h < p->heads; h++)
+        if (p->head_ids[h] >= p->heads_total)
+            return text_error(error, error_size,
+                              "head_ids: %" PRId32 " is out of range; heads_total is %" PRId32,
+                              p->head_ids[h], p->heads_total);
+    return 0;
+}
+
 static int finish_heads(problem *p, char *error, size_t error_size) {
     if (required(p, "heads", error, error_size) != 0) return -1;
     if (!problem_has(p, "kv_heads")) p->kv_heads = p->heads;
@@ -464,6 +499,7 @@ static int finish_heads(problem *p, char *error, size_t error_size) {
         return text_error(error, error_size,
                           "heads_total: %" PRId32 " is less than head_first + heads = %" PRId64,
                           p->heads_total, (int64_t)p->head_first + p->heads);
+    if (finish_ids(p, error, error_size) != 0) return -1;
     if (problem_has(p, "kv_heads_total")) {
         if (p->heads_total % p->kv_heads_total)
             return text_error(error, error_size,
@@ -471,10 +507,10 @@ static int finish_heads(problem *p, char *error, size_t error_size) {
                               p->kv_heads_total, p->heads_total);
     } else {
         /* The whole model groups its heads as the slice does, where that comes out even. Where it
-         * does not, the number matters only for per_kv_head. */
+         * does not, the number matters only for per_kv_head and head_ids. */
         int64_t scaled = (int64_t)p->heads_total * p->kv_heads;
         int even = scaled % p->heads == 0 && p->heads_total % (scaled / p->heads) == 0;
-        if (!even && p->per_kv_head)
+        if (!even && (p->per_kv_head || p->head_ids))
             return text_error(error, error_size,
                               "kv_heads_total: missing; heads_total=%" PRId32
                               " is no multiple of the heads per kv head",
@@ -629,6 +665,10 @@ static void add_list(line_writer *w, const char *key, const int64_t *values, int
     for (int64_t i = 0; i < count; i++) add(w, "%s%" PRId64, i ? "," : "", values[i]);
 }
 
+static void add_ids(line_writer *w, const int32_t *ids, int32_t count) {
+    for (int32_t h = 0; ids && h < count; h++) add(w, "%s%" PRId32, h ? "," : " head_ids=", ids[h]);
+}
+
 /* As it was given: one position for all, or one each. */
 static void add_positions(line_writer *w, const char *key, const problem *p, const int64_t *list,
                           int64_t count) {
@@ -690,6 +730,7 @@ int problem_format(const problem *p, char *buffer, size_t size) {
         add_integer(&w, "sinks", p->sinks, 0);
     }
     add_integer(&w, "head_first", p->head_first, 0);
+    add_ids(&w, p->head_ids, p->heads);
     add_integer(&w, "heads_total", p->heads_total, p->heads);
     if (problem_has(p, "kv_heads_total")) add(&w, " kv_heads_total=%" PRId32, p->kv_heads_total);
     add_integer(&w, "kv_split", p->kv_split, 0);
@@ -795,6 +836,7 @@ tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout 
         .kv_heads_total = p->kv_heads_total,
         .max_tokens = problem_max_kv(p),
         .max_chunk = chunk,
+        .head_ids = p->head_ids,
     };
     return tess_layout_create(runtime, &desc, layout);
 }

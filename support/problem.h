@@ -26,6 +26,8 @@ typedef struct problem {
     uint32_t pattern; /* tess_pattern_kind */
     int32_t block, local, local_right, stride, offset, dense_heads, per_kv_head, homo;
     int32_t head_first, heads_total, kv_heads_total;
+    int32_t *head_ids; /* [NULL: from head_first on] of each head, `heads` of them, owned */
+    int64_t head_ids_count;
     int64_t left, right, sinks;
     char *mask_path; /* pattern=blocks, owned */
     uint8_t *mask;   /* loaded by problem_finish, owned */

@@ -17,7 +17,7 @@ static int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b < 0)
 static int64_t beyond(int64_t d, int64_t local) { return d - local + 1 > 0 ? d - local + 1 : 0; }
 
 static int s2_kept(const problem *p, int64_t head, int64_t i, int64_t j) {
-    int64_t h = p->head_first + head, stride = p->stride;
+    int64_t h = p->head_ids ? p->head_ids[head] : p->head_first + head, stride = p->stride;
     if (h >= (int64_t)p->heads_total - p->dense_heads) return 1;
     if (!p->causal) return (beyond(i - j, p->local) + beyond(j - i, p->local_right)) % stride == 0;
     if (i - j < p->local) return 1;

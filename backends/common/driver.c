@@ -331,3 +331,43 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
                              (unsigned long long)timeout_ns);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "waiting failed", code);
 }
+
+/* ------------------------------------------------------------------ marks */
+
+tess_status tess_driver_mark(void *device, const tess_stream *stream, void **mark) {
+    tess_driver_device *d = device;
+    const tess_driver_calls *c = &d->driver->call;
+    void *before = NULL,
+         *at = stream->kind == TESS_STREAM_SUBMIT ? (void *)(uintptr_t)stream->handle : d->stream;
+    const char *symbol = tess_driver_symbol(d->driver, event_create);
+    int code = DRIVER_OK;
+    TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
+    if (!*mark) {
+        code = c->event_create(mark, DRIVER_EVENT_WITHOUT_TIME);
+        if (code != DRIVER_OK) *mark = NULL;
+    }
+    if (code == DRIVER_OK) {
+        symbol = tess_driver_symbol(d->driver, event_record);
+        code = c->event_record(*mark, at);
+    }
+    leave(d, before);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "no mark on a stream", code);
+}
+
+/* Whatever keeps the driver from telling, the place counts as not passed. */
+tess_status tess_driver_passed(void *device, void *mark) {
+    tess_driver_device *d = device;
+    void *before = NULL;
+    if (d->driver->vendor->enter(d, &before) != DRIVER_OK) return TESS_ERROR_BUSY;
+    const int code = d->driver->call.event_query(mark);
+    leave(d, before);
+    return code == DRIVER_OK ? TESS_OK : TESS_ERROR_BUSY;
+}
+
+void tess_driver_unmark(void *device, void *mark) {
+    tess_driver_device *d = device;
+    void *before = NULL;
+    const int entered = d->driver->vendor->enter(d, &before);
+    d->driver->call.event_destroy(mark);
+    if (entered == DRIVER_OK) leave(d, before);
+}

@@ -41,6 +41,7 @@ typedef struct tess_driver_calls {
     int (*event_record)(void *event, void *stream);
     int (*event_wait)(void *event);
     int (*event_time)(float *milliseconds, void *first, void *last);
+    int (*event_query)(void *event);
     int (*alloc)(uint64_t *pointer, size_t bytes);
     int (*free)(uint64_t pointer);
     int (*to_device)(uint64_t to, const void *from, size_t bytes, void *stream);
@@ -65,6 +66,8 @@ enum {
 enum { DRIVER_OK = 0, DRIVER_OUT_OF_MEMORY = 2, DRIVER_NOT_READY = 600 };
 /* Likewise: the flag of a stream that does not wait for the legacy one. */
 enum { DRIVER_STREAM_NON_BLOCKING = 1 };
+/* ... and of an event that only tells whether it was passed. */
+enum { DRIVER_EVENT_WITHOUT_TIME = 2 };
 
 /* Device code that the build has embedded, deflated (inflate.h); `data` NULL ends a list. */
 typedef struct tess_driver_image {
@@ -271,6 +274,9 @@ tess_status tess_driver_free(void *device, tess_buffer *buffer);
 tess_status tess_driver_copy(void *device, tess_buffer destination, tess_buffer source,
                              uint64_t bytes);
 tess_status tess_driver_wait(void *device, uint64_t timeout_ns);
+tess_status tess_driver_mark(void *device, const tess_stream *stream, void **mark);
+tess_status tess_driver_passed(void *device, void *mark);
+void tess_driver_unmark(void *device, void *mark);
 
 /* Defines a vendor's backend, `symbol`, whose driver is opened once, on first use. */
 #define TESS_DRIVER_BACKEND(symbol, backend_name, vendor, tune_table)                        \
@@ -301,6 +307,9 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns);
                                  .free = tess_driver_free,                                   \
                                  .copy = tess_driver_copy,                                   \
                                  .wait = tess_driver_wait,                                   \
-                                 .tune = (tune_table)}
+                                 .tune = (tune_table),                                       \
+                                 .mark = tess_driver_mark,                                   \
+                                 .passed = tess_driver_passed,                               \
+                                 .unmark = tess_driver_unmark}
 
 #endif /* TESS_COMMON_DRIVER_H */

@@ -17,6 +17,7 @@ enum cpu_isa {
     CPU_ISA_AVX512_BF16,
     CPU_ISA_AVX512_VBMI,
     CPU_ISA_AMX_BF16,
+    CPU_ISA_AMX_INT8,
     CPU_ISA_NEON
 };
 int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason);

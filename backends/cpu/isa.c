@@ -16,7 +16,7 @@
 enum { GET_SUPPORTED_STATES = 0x1021, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
 
 static struct {
-    int avx2, avx512, avx512_bf16, avx512_vbmi, amx;
+    int avx2, avx512, avx512_bf16, avx512_vbmi, amx, amx_int8;
     const char *amx_reason;
 } found;
 
@@ -53,6 +53,7 @@ static void probe(void) {
         else
             found.amx = 1;
     }
+    found.amx_int8 = found.amx && (d7 & (1u << 25));
 }
 
 int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
@@ -71,6 +72,7 @@ int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
         *reason = "the processor has no AVX-512 VBMI";
         return found.avx512_vbmi;
     case CPU_ISA_AMX_BF16: *reason = found.amx_reason; return found.amx;
+    case CPU_ISA_AMX_INT8: *reason = "the processor has no AMX-INT8"; return found.amx_int8;
     case CPU_ISA_NEON: break;
     }
     *reason = "not built for this processor";

@@ -80,9 +80,14 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
                  (int)key->head_dim);
         return buffer;
     }
-    if (gets_codes(row, key) && row->isa == CPU_ISA_ANY) return "does not take K and V of 8 bits";
-    if (gets_codes(row, key) && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
-        return "takes K and V of 8 bits only with AVX-512 VBMI";
+    if (gets_codes(row, key) && row->isa != CPU_ISA_ANY) {
+        /* Tiles multiply bytes as they are; words of bf16 are looked up. */
+        const int of_bytes = row->isa == CPU_ISA_AMX_BF16 && key->kv_dtype == TESS_I8;
+        if (of_bytes && !tess_cpu_isa_usable(CPU_ISA_AMX_INT8, &reason))
+            return "takes K and V of int8 only with AMX-INT8";
+        if (!of_bytes && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
+            return "takes K and V of 8 bits only with AVX-512 VBMI";
+    }
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
 

@@ -17,7 +17,7 @@ static const char *const symbols[] = {
     "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuModuleLoadData", "cuModuleUnload",
     "cuModuleGetFunction", "cuLaunchKernel", "cuStreamCreate", "cuStreamDestroy_v2",
     "cuStreamQuery", "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord",
-    "cuEventSynchronize", "cuEventElapsedTime", "cuMemAlloc_v2", "cuMemFree_v2",
+    "cuEventSynchronize", "cuEventElapsedTime", "cuEventQuery", "cuMemAlloc_v2", "cuMemFree_v2",
     "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
     /* CUDA's own, in the order of cuda_extra */
     "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2",

@@ -16,8 +16,9 @@ static const char *const symbols[] = {
     "hipDeviceTotalMem", "hipDeviceGetAttribute", "hipModuleLoadData", "hipModuleUnload",
     "hipModuleGetFunction", "hipModuleLaunchKernel", "hipStreamCreateWithFlags", "hipStreamDestroy",
     "hipStreamQuery", "hipStreamSynchronize", "hipEventCreateWithFlags", "hipEventDestroy",
-    "hipEventRecord", "hipEventSynchronize", "hipEventElapsedTime", "hipMalloc", "hipFree",
-    "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "hipMemcpyDtoDAsync", "hipMemsetD32Async",
+    "hipEventRecord", "hipEventSynchronize", "hipEventElapsedTime", "hipEventQuery", "hipMalloc",
+    "hipFree", "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "hipMemcpyDtoDAsync",
+    "hipMemsetD32Async",
     /* HIP's own, in the order of hip_extra */
     "hipSetDevice", "hipGetDevice", "hipGetErrorName", "?hipGetDevicePropertiesR0600",
     "?hipGetDeviceProperties", NULL};

@@ -387,8 +387,9 @@ typedef struct tess_pattern {
     int64_t mask_key_blocks;   /* BLOCKS: at least 0 */
 } tess_pattern;
 
-/* With tensor parallelism the heads of one layout are a part of the model's. The default of
- * kv_heads_total is heads_total * n_kv_heads / n_heads and needs that to be whole. */
+/* With tensor parallelism a layout has a part of the model's heads: those from head_first on, or
+ * those of head_ids, each once and in any order; the ids of a kv head must have the same id div
+ * (heads_total / kv_heads_total). By default that is n_heads / n_kv_heads, if it comes out even. */
 typedef struct tess_layout_desc {
     uint32_t struct_size;
     uint32_t flags;              /* must be 0 */
@@ -401,6 +402,7 @@ typedef struct tess_layout_desc {
     int32_t reserved;            /* must be 0 */
     int64_t max_tokens;          /* longest kv_len that plans of this layout may have; at least 0 */
     int64_t max_chunk;           /* [0: 1] most new tokens a step into a compact KV cache */
+    const int32_t *head_ids;     /* [NULL: from head_first on, else 0] n_heads ids, copied */
 } tess_layout_desc;
 
 /* Binds a pattern to heads and a context size. Takes time and memory in proportion to the heads
@@ -873,8 +875,7 @@ TESS_API tess_status tess_free(tess_device *device, tess_buffer *buffer);
 TESS_API tess_status tess_copy(tess_device *device, tess_buffer destination, tess_buffer source,
                                uint64_t bytes);
 
-/* Waits until all work submitted to the device's default stream is done. UINT64_MAX waits without
- * limit.
+/* Waits until all work of the device's default stream is done. UINT64_MAX waits without limit.
  * TIMEOUT: timeout_ns passed. */
 TESS_API tess_status tess_wait(tess_device *device, uint64_t timeout_ns);
 

@@ -204,6 +204,23 @@ static void test_plan_create(void **state) {
     tess_plan_release(NULL);
 }
 
+/* A device without tables of its own releases a plan in the order of a stream as ever; a stream
+ * that is none leaves it alive. */
+static void test_release_after(void **state) {
+    (void)state;
+    const tess_plan_desc desc = base_plan();
+    tess_stream stream = {.kind = TESS_STREAM_RECORD};
+    tess_plan *made = NULL;
+    assert_ok(tess_plan_create(device, layout, &desc, &made));
+    assert_error(tess_plan_release_after(made, &stream), TESS_ERROR_INVALID,
+                 "tess_plan_release_after", "stream.kind");
+    stream.kind = TESS_STREAM_DEFAULT;
+    assert_ok(tess_plan_release_after(made, &stream));
+    assert_ok(tess_plan_create(device, layout, &desc, &made));
+    assert_ok(tess_plan_release_after(made, NULL));
+    assert_ok(tess_plan_release_after(NULL, NULL));
+}
+
 static void test_packed_lengths(void **state) {
     (void)state;
     static const int64_t fine[3] = {0, 5, 9}, kv[3] = {0, 5, 49}, falling[3] = {0, 9, 5},
@@ -520,6 +537,7 @@ static void test_only_named(void **state) {
 
 int main(void) {
     return RUN_GROUP("bad arguments: plan, run, memory", setup, teardown, TEST(test_plan_create),
-                     TEST(test_packed_lengths), TEST(test_plan_queries), TEST(test_run),
-                     TEST(test_shared_inputs), TEST(test_memory), TEST(test_only_named));
+                     TEST(test_release_after), TEST(test_packed_lengths), TEST(test_plan_queries),
+                     TEST(test_run), TEST(test_shared_inputs), TEST(test_memory),
+                     TEST(test_only_named));
 }

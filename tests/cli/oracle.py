@@ -62,8 +62,9 @@ def kept(w, heads, kv_heads, q_len, kv_len):
     kv_total = int(w.get("kv_heads_total", total * kv_heads // heads))
     dense_from = total - int(w.get("dense_heads", 0))
     result = []
-    for h in range(heads):
-        h += int(w.get("head_first", 0))
+    ids = [int(n) for n in str(w["head_ids"]).split(",")] if "head_ids" in w else \
+        [int(w.get("head_first", 0)) + h for h in range(heads)]
+    for h in ids:
         if h >= dense_from:
             result.append(order)
         elif causal:

@@ -29,6 +29,9 @@ PATTERNS = [
     dict(pattern="blocks", block=16, mask="one"),
     dict(pattern="blocks", block=16, mask="each"),
     dict(pattern="blocks", block=32, mask="each", causal=0),
+    dict(local=2, stride=8, block=16, head_ids="6,7,1,0", heads_total=8),
+    dict(local=1, stride=8, block=16, head_ids="11,9,2,0", heads_total=12, kv_heads_total=4,
+         dense_heads=1, per_kv_head=1),
 ]
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
 
@@ -69,9 +72,15 @@ class Arrays(CommandTest):
         arrays = [oracle.round_to(dtype, generator.standard_normal((batch, n, h, head_dim)))
                   for n, h in ((q_len, heads), (kv_len, kv_heads), (kv_len, kv_heads))]
         theirs, own = self.words_of(words, kv_len, generator)
-        self.succeed("run", *theirs, f"dtype={dtype}", "--q", self.save("q.npy", arrays[0]),
-                     "--k", self.save("k.npy", arrays[1]), "--v", self.save("v.npy", arrays[2]),
-                     "--o", self.path("o.npy"), "--lse", self.path("lse.npy"))
+        done = self.succeed("run", *theirs, f"dtype={dtype}", "--q", self.save("q.npy", arrays[0]),
+                            "--k", self.save("k.npy", arrays[1]),
+                            "--v", self.save("v.npy", arrays[2]),
+                            "--o", self.path("o.npy"), "--lse", self.path("lse.npy"))
+        problem, told, *wrote = done.out.splitlines()
+        self.assertIn(f"heads={heads}", problem)
+        self.assertRegex(told, r"^\w+/\w+ on \w+:\d+ \(.+\): [\d.]+ [mnµ]?s, [\d.]+ [kMGT]?FLOP/s, "
+                               r"with the first run's overhead$")
+        self.assertEqual(wrote, ["wrote " + self.path("o.npy"), "wrote " + self.path("lse.npy")])
         rows = [oracle.attention(own, *(a[b] for a in arrays)) for b in range(batch)]
         o = np.stack([r[0] for r in rows]) if rows else np.zeros((0, q_len, heads, head_dim))
         lse = np.stack([r[1] for r in rows]) if rows else np.zeros((0, heads, q_len))

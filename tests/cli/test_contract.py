@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 import unittest
 import xml.etree.ElementTree
 
@@ -36,6 +37,8 @@ class Contract(CommandTest):
                       ("tune",)):
             done = self.succeed(*words, "--help")
             self.assertTrue(done.out.startswith("usage: tessera") and done.err == "", words)
+            # An installed copy has neither the documents nor the examples of the sources.
+            self.assertNotRegex(done.out, r"\.md\b|docs/|examples/|bench/|\./dev", words)
             done = self.succeed(*words, "--version")
             self.assertRegex(done.out, r"^tessera \d+\.\d+\.\d+\n$")
             if words:
@@ -61,6 +64,9 @@ class Contract(CommandTest):
                  "dense_heads=-1": "dense_heads", "per_kv_head=2": "per_kv_head",
                  "homo=yes": "homo", "local_right=1": "local_right", "head_first=-1": "head_first",
                  "heads_total=3": "heads_total", "left=5": "left", "sinks=5": "sinks",
+                 "head_ids=": "head_ids", "head_ids=0,1,2": "head_ids", "head_ids=0,x": "head_ids",
+                 "head_ids=0,1,2,3,4": "head_ids", "head_ids=0,1,2,4": "head_ids",
+                 "head_ids=0,1,2,-1": "head_ids", "head_ids=0,1,2,2147483648": "head_ids",
                  "mask=x.npy": "mask", "q_lens=5": "q_len", "kv_lens=5": "kv_len",
                  "kv_split=-1": "kv_split", "batch_invariant=2": "batch_invariant",
                  "tile_rows=-1": "tile_rows"}
@@ -71,6 +77,9 @@ class Contract(CommandTest):
             self.refuse(2, missing, "plan",
                         *[w for w in (*SHAPE, *S2) if not w.startswith(missing)])
         self.refuse(2, "heads", "plan", *SHAPE, *S2, "heads=4")
+        self.refuse(2, "head_first", "plan", *SHAPE, *S2, "head_first=0", "head_ids=0,1,2,3")
+        self.refuse(2, "kv_heads_total", "plan", *SHAPE, *S2, "kv_heads=2", "heads_total=9",
+                    "head_ids=0,1,2,3")
         self.refuse(2, "left", "plan", *SHAPE, "pattern=window")
         self.refuse(2, "mask", "plan", *SHAPE, "pattern=blocks", "block=16")
         self.refuse(2, "block", "plan", *SHAPE, "pattern=blocks", "mask=x.npy")
@@ -161,6 +170,9 @@ class Contract(CommandTest):
                     "head_dim=16", *S2)
         self.refuse(1, "", "plan", "heads=4", "q_len=1000000000000", "batch=1000000", "kv_len=1",
                     "head_dim=16", *S2)
+        for ids in ("0,1,1,0", "0,2,4,5", "4,5,5,4"):
+            self.refuse(1, "tessera plan: head_ids: ", "plan", *SHAPE, *S2, "kv_heads=2",
+                        "heads_total=8", "head_ids=" + ids)
         self.refuse(1, "mask", "plan", *SHAPE, "pattern=blocks", "block=16",
                     "mask=" + self.path("none.npy"))
         self.refuse(1, "kernel", "plan", *SHAPE, *S2, env={"TESSERA_KERNEL": "cpu/nonsense"})
@@ -389,25 +401,34 @@ class Contract(CommandTest):
             self.assertTrue(done.err, words)
 
     def test_readme(self):
-        """Every command of the README runs as it stands there, but with shorter bench lengths."""
+        """README's examples of the command run as printed, one after the other.
+
+        What they measure is made short. Without NumPy the arrays are written here."""
         with open(os.path.join(os.path.dirname(__file__), "../../README.md")) as file:
-            blocks = re.findall(r"^```sh\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
-        lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()
-                 if line.startswith("tessera ")]
-        self.assertEqual([line[1] for line in lines],
+            block = file.read().split("\nexport PATH=$PWD/build/release/cli", 1)[1]
+        block = block.split("\n", 1)[1].split("```", 1)[0]
+        self.assertEqual(re.findall(r"^(?:.*do )?tessera (\w+)", block, re.MULTILINE),
                          ["info", "pattern", "plan", "run", "bench", "compare"])
-        for name, heads in (("q", 4), ("k", 2), ("v", 2)):
-            write_array(self.path(name + ".npy"), "<f4", (1, 300, heads, 16),
-                        b"\0" * (300 * heads * 16 * 4))
-        for name in ("mine.json", "theirs.json"):
-            self.succeed(*self.BENCH, "--json", self.path(name))
-        for line in lines:
-            words, more = line[1:], ()
-            if words[0] == "bench":
-                words = ["q_len=512" if w.startswith("q_len=") else w for w in words]
-                more = ("--no-ceilings", "--no-planning")
-            self.succeed(*words, *more, folder=self.folder.name)
-        self.assertIn("o.npy", self.files())
+        block = block.replace("tessera bench ", "tessera bench --backends cpu --no-ceilings "
+                                                "--no-planning --budget 1 ")
+        lines = block.splitlines()
+        arrays = next(line for line in lines if line.startswith("python3 "))
+        try:
+            import numpy  # noqa: F401
+            block = block.replace("python3 ", shlex.quote(sys.executable) + " ", 1)
+        except ImportError:
+            block = block.replace(arrays, "")
+            for name in "qkv":
+                write_array(self.path(name + ".npy"), "<f4", (1, 2048, 8, 64),
+                            b"\0" * (2048 * 8 * 64 * 4))
+        os.mkdir(self.path("bin"))
+        os.symlink(sys.modules["command"].COMMAND, self.path("bin/tessera"))
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
+        environment["PATH"] = self.path("bin") + os.pathsep + environment["PATH"]
+        done = subprocess.run(["sh", "-eu", "-c", block], cwd=self.folder.name, env=environment,
+                              capture_output=True, timeout=300, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue({"q.npy", "o.npy", "a.json", "b.json"} <= set(self.files()))
 
     # -------------------------------------------------------------- tune
 
@@ -523,8 +544,8 @@ class Contract(CommandTest):
         self.assertTrue(done)
         self.assertTrue(all(result["median_seconds"] > 0 for result in done))
         self.assertTrue(all(result["note"] == "interrupted" for result in report["results"]
-                            if result["status"] == "skipped" and "need_seconds" not in result))
-        for name, mark in (("a.md", "INTERRUPTED"), ("a.html", "This run was interrupted")):
+                            if result["status"] not in ("ok", "slow")))
+        for name, mark in (("a.md", "INTERRUPTED"), ("a.html", "The run was interrupted")):
             with open(self.path(name)) as file:
                 self.assertIn(mark, file.read())
         self.assertIn("interrupted",
@@ -543,10 +564,15 @@ class Contract(CommandTest):
         with open(self.path("a.json")) as file:
             report = json.load(file)
         self.assertEqual((report["schema"], report["schema_version"], report["complete"]),
-                         ("tessera-bench", 1, True))
+                         ("tessera-bench", 2, True))
         keys = {"machine", "library", "settings", "devices", "planning", "results"}
         self.assertTrue(keys <= report.keys())
-        self.assertGreaterEqual(len(report["results"]), 2)  # the problem and its dense twin
+        sparse, dense = report["results"]  # the problem and its dense twin, in turns
+        self.assertEqual(sparse["rounds"], dense["rounds"])
+        self.assertEqual(len(sparse["samples_seconds"]), sparse["rounds"])
+        self.assertGreaterEqual(sparse["runs"], sparse["rounds"])
+        self.assertEqual(sparse["noisy"], sparse["spread"] > 0.1)
+        self.assertEqual([line["problem"] for line in report["lines"]], [sparse["problem"]])
         with open(self.path("a.csv"), newline="") as file:
             rows = list(csv.reader(file))
         self.assertEqual(len(rows), 1 + len(report["results"]))
@@ -561,7 +587,7 @@ class Contract(CommandTest):
         self.succeed(*self.BENCH, "--json", self.path("b.json"))
         both = self.succeed("compare", self.path("a.json"), self.path("b.json"),
                             "--md", self.path("c.md"), "--html", self.path("c.html"))
-        self.assertRegex(both.out, r"f32 +128 +2 .*x\n")
+        self.assertRegex(both.out, r"\nS2 128 +f32, 2 heads, D 32, B=.*x\n")
         self.assertEqual(self.files(),
                          ["a.csv", "a.html", "a.json", "a.md", "b.json", "c.html", "c.md"])
 
@@ -593,7 +619,7 @@ class Contract(CommandTest):
                          ("decode", "64", "1", ""))
         self.assertEqual(int(row["cache_bytes"]), sparse["cache_bytes"])
         with open(self.path("a.html")) as file:
-            self.assertEqual(file.read().count("Decode by context"), 1)
+            self.assertEqual(file.read().count('<tbody data-kind="decode">'), 1)
         self.succeed("compare", self.path("a.json"), self.path("a.json"))
         for result in report["results"]:
             for key in ("op", "page", "compact", "layers", "cache_bytes", "parts", "host_seconds"):
@@ -605,6 +631,44 @@ class Contract(CommandTest):
         with open(self.path("old.json"), "w") as file:
             json.dump(report, file)
         self.refuse(1, "results[0].op: ", "compare", self.path("a.json"), self.path("old.json"))
+
+    def test_bench_fixed(self):
+        """Every line of the suite is a result, if only one that says how long it would take."""
+        self.succeed("bench", "--budget", "1", "--dtype", "bf16,f32", *self.BENCH[-4:], "--json",
+                     self.path("a.json"), env={"TESSERA_CPU_THREADS": "1"})
+        with open(self.path("a.json")) as file:
+            report = json.load(file)
+        self.assertEqual(report["suite"], "vendors")
+        self.assertEqual(sorted(line["problem"] for line in report["lines"]),
+                         sorted(result["problem"] for result in report["results"]))
+        slow = [result for result in report["results"] if result["status"] == "slow"]
+        self.assertTrue(slow)
+        for result in slow:
+            self.assertGreater(result["need_seconds"], result["estimate_seconds"])
+            self.assertIn("would take about ", result["note"])
+            self.assertTrue(result["kernel"].startswith("cpu/"))
+            self.assertNotIn("median_seconds", result)
+        for result in report["results"]:
+            self.assertIn(result["status"], ("ok", "slow", "memory"))
+            self.assertEqual(result["heads"], result["heads_total"])  # never cut
+
+    def test_bench_submit(self):
+        """One file, named after the device, that tells nothing of the machine's folders."""
+        self.refuse(2, "--submit", "bench", "quick", "--submit")
+        self.refuse(2, "--submit", "bench", "--dtype", "f32", "--submit")
+        self.refuse(2, "--submit", *self.BENCH, "--submit")
+        done = self.succeed("bench", "--budget", "1", *self.BENCH[-4:], "--submit",
+                            folder=self.folder.name, env={"TESSERA_CACHE_DIR": "/nowhere/secret"})
+        name, = self.files()
+        self.assertRegex(name, r"^[a-z0-9-]+-\d{8}T\d{6}Z\.json$")
+        self.assertIn(f"written: {name}. Nothing was sent.", done.out)
+        with open(self.path(name)) as file:
+            text = file.read()
+        self.assertNotIn("secret", text)
+        report = json.loads(text)
+        self.assertEqual(report["command"], "tessera bench vendors")
+        body = text[:text.rindex('"checksum"')]
+        self.assertEqual(report["checksum"], f"crc32:{zlib.crc32(body.encode()):08x}")
 
     def test_bench_refuses(self):
         self.refuse(2, "nonsense", "bench", "nonsense")

@@ -341,3 +341,79 @@ void test_packed_heads(void **state) {
             other_heads_stay(*state, line);
         }
 }
+
+/* ------------------------------------------------------------------ heads of a larger model */
+
+/* Copies the heads of each rank out of a contiguous tensor of the whole model. `ids` are those of
+ * query heads, and `group` of them make a head of this tensor. */
+static void *pick_heads(const rig *whole, const rig *part, tess_role role, const void *from,
+                        int32_t group) {
+    const int64_t heads = part->dims[role].heads, all = whole->dims[role].heads,
+                  tokens = part->dims[role].batch * part->dims[role].tokens;
+    const uint64_t bytes = (uint64_t)part->dims[role].elements * part->size[role];
+    char *picked = rig_room(part->bytes[role]);
+    for (int64_t n = 0; n < tokens; n++)
+        for (int64_t h = 0; h < heads; h++)
+            memcpy(picked + (uint64_t)(n * heads + h) * bytes,
+                   (const char *)from +
+                       (uint64_t)(n * all + part->p.head_ids[h * group] / group) * bytes,
+                   bytes);
+    return picked;
+}
+
+/* Whether each head of the rank has the bits of the whole model's head. */
+static void rank_is_of_model(const rig_pair *whole, const test_target *target, const char *line) {
+    rig part;
+    rig_create(&part, target, line, NULL, NULL);
+    /* Of fewer heads another kernel may be the best one. */
+    if (!part.refused && strcmp(part.info.kernel, whole->r.info.kernel) == 0 &&
+        strcmp(part.info.few_kernel, whole->r.info.few_kernel) == 0) {
+        const problem *p = &part.p;
+        const int32_t group = p->heads / p->kv_heads;
+        rig_outputs got = rig_outputs_of(&part);
+        rig_options options = {0};
+        void *data[3], *wanted = pick_heads(&whole->r, &part, TESS_ROLE_O, whole->plain.o, 1);
+        for (int role = 0; role < 3; role++)
+            options.data[role] = data[role] =
+                pick_heads(&whole->r, &part, (tess_role)role, whole->r.data[role],
+                           role == TESS_ROLE_Q ? 1 : group);
+        rig_run(&part, &options, got.o, got.lse);
+        rig_same_bits(line, wanted, got.o, part.bytes[TESS_ROLE_O]);
+        const int64_t rows = part.dims[TESS_ROLE_LSE].tokens;
+        for (int32_t h = 0; h < p->heads; h++)
+            rig_same_bits(line, whole->plain.lse + p->head_ids[h] * rows, got.lse + h * rows,
+                          (uint64_t)rows * sizeof *got.lse);
+        for (int role = 0; role < 3; role++) free(data[role]);
+        free(wanted);
+        rig_outputs_free(&got);
+    }
+    rig_release(&part);
+}
+
+/* Ranks of a model that have its heads by their numbers, dense ones first and others in any order:
+ * together every head, each with the bits of the run of the whole model. Keys are not split, since
+ * plans of fewer heads split them otherwise. */
+void test_listed_heads(void **state) {
+    static const char *const ranks[] = {"14,15,2,3,6,7", "13,12,1,0,8,9", "10,11,4,5"};
+    static const char *const shapes[] = {
+        "dtype=f32 head_dim=64 tile_rows=64 q_len=90 kv_len=333",
+        "dtype=bf16 head_dim=128 tile_rows=64 q_len=90 kv_len=333",
+        "dtype=f16 head_dim=128 tile_rows=64 q_len=1 kv_len=700",
+    };
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        char words[160], line[256];
+        rig_pair whole;
+        snprintf(words, sizeof words,
+                 "pattern=s2 block=16 local=2 stride=16 dense_heads=2 kv_split=1 %s%s", shapes[s],
+                 s == 1 ? " per_kv_head=1" : "");
+        snprintf(line, sizeof line, "%s heads=16 kv_heads=8", words);
+        if (!rig_pair_create(&whole, *state, line)) continue;
+        for (size_t n = 0; n < sizeof ranks / sizeof ranks[0]; n++) {
+            const int heads = n < 2 ? 6 : 4;
+            snprintf(line, sizeof line, "%s heads=%d kv_heads=%d heads_total=16 head_ids=%s", words,
+                     heads, heads / 2, ranks[n]);
+            rank_is_of_model(&whole, *state, line);
+        }
+        rig_pair_release(&whole);
+    }
+}

@@ -210,6 +210,9 @@ static void test_lines_reproduce(void **state) {
                     a.per_kv_head == b.per_kv_head && a.homo == b.homo);
         assert_true(a.head_first == b.head_first && a.heads_total == b.heads_total &&
                     a.kv_heads_total == b.kv_heads_total);
+        assert_true(!a.head_ids == !b.head_ids);
+        if (a.head_ids)
+            assert_memory_equal(a.head_ids, b.head_ids, (size_t)a.heads * sizeof *a.head_ids);
         assert_true(a.left == b.left && a.right == b.right && a.sinks == b.sinks &&
                     a.mask_heads == b.mask_heads);
         assert_true(a.kv_split == b.kv_split && a.batch_invariant == b.batch_invariant &&

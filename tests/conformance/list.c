@@ -400,6 +400,14 @@ static const char *const further[] = {
     "kv_len=3001 scale=0.0078125 dtype=bf16",
     "local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 "
     "q_len=1 kv_len=2049 scale=0.0078125 dtype=f16",
+    /* Heads of a larger model by their numbers: dense ones first, kv heads and the heads of each in
+     * no order, fewer heads than the model has for a kv head; prefill, decoding, a cache. */
+    "pattern=s2 block=16 local=2 stride=16 dense_heads=2 heads=6 kv_heads=3 head_dim=64 q_len=200 "
+    "kv_len=330 head_ids=15,14,3,2,8,9 heads_total=16 dtype=bf16",
+    "pattern=s2 block=16 local=1 stride=12 offset=1 per_kv_head=1 heads=4 kv_heads=2 head_dim=128 "
+    "q_lens=1,70,1 kv_lens=900,333,64 head_ids=9,11,5,3 heads_total=12 kv_heads_total=4 dtype=f16",
+    "op=decode pattern=s2 block=16 local=2 stride=8 dense_heads=1 heads=6 kv_heads=3 head_dim=40 "
+    "q_lens=1,0,70,3 kv_lens=700,90,333,3 page=32 compact=1 head_ids=11,10,0,1,7,6 heads_total=12",
     /* More strides than heads, more local blocks than blocks, a local window of every key. */
     "pattern=s2 block=16 local=2 stride=37 heads=5 head_dim=40 q_len=700",
     "pattern=s2 block=16 local=1000 stride=7 offset=3 heads=2 head_dim=24 q_len=200 kv_len=310",
@@ -588,6 +596,20 @@ static void add_positions(writer *w, uint64_t *state, int sequences, const int64
         add(w, "%s%lld", n ? "," : "", (long long)between(state, 0, first[n] + kv[n] + 200));
 }
 
+/* Heads of the model by their numbers: for each kv head another one of the model, with its query
+ * heads from any one on, in turn. */
+static void add_ids(writer *w, uint64_t *state, int kv_heads, int group, int total) {
+    int model[64];
+    for (int g = 0; g < total / group; g++) model[g] = g;
+    for (int g = 0; g < kv_heads; g++) {
+        const int other = (int)between(state, g, total / group - 1), chosen = model[other],
+                  from = (int)between(state, 0, group - 1);
+        model[other] = model[g];
+        for (int m = 0; m < group; m++)
+            add(w, "%s%d", g || m ? "," : " head_ids=", chosen * group + (from + m) % group);
+    }
+}
+
 int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIST_LINE]) {
     writer w = {line, 0};
     uint64_t s = seed * 0x2545f4914f6cdd1du + index;
@@ -612,9 +634,15 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
         add(&w, "pattern=s2 block=%d local=%d stride=%d", block, (int)between(&s, 1, 12),
             (int)between(&s, 1, 20));
         const int total = heads * (int)between(&s, 1, 3);
-        if (total != heads)
-            add(&w, " head_first=%d heads_total=%d", (int)between(&s, 0, total / heads - 1) * heads,
-                total);
+        if (total != heads) {
+            const int first = (int)between(&s, 0, total / heads - 1) * heads;
+            uint64_t own = s; /* so that what follows stays as it was without lists */
+            if (between(&own, 0, 1))
+                add_ids(&w, &own, kv_heads, group, total);
+            else
+                add(&w, " head_first=%d", first);
+            add(&w, " heads_total=%d", total);
+        }
         if (between(&s, 0, 2) == 0) add(&w, " dense_heads=%d", (int)between(&s, 0, total));
         if (causal) {
             add(&w, " offset=%d", (int)between(&s, 0, 9));

@@ -21,6 +21,9 @@
     X(bits, test_time_limit, 1, "ranges under a time limit")                                   \
     X(bits, test_batch_invariance, 0, "batch composition")                                     \
     X(bits, test_packed_heads, 0, "large scores of another packed head")                       \
+    X(bits, test_listed_heads, 0, "heads of a model by their numbers")                         \
+    X(values, test_values_not_finite, 0, "elements of V that are not finite")                  \
+    X(values, test_scales_apart, 0, "scales of V far apart")                                   \
     X(values, test_context_parallel_dense, 0, "context-parallel ranks of dense attention")     \
     X(values, test_context_parallel_s2, 0, "context-parallel ranks of S2 attention")           \
     X(values, test_rows_without_keys, 0, "rows without keys")                                  \

@@ -332,6 +332,65 @@ void test_scale_beyond_floats(void **state) {
     }
 }
 
+/* Elements of V that are not finite reach their own element of O alone, and their own heads.
+ * Kernels that multiply V by zeros to skip elements would spread them. */
+void test_values_not_finite(void **state) {
+    const test_target *target = *state;
+    static const char *const cases[] = {"head_dim=128 q_len=1 kv_len=700 dtype=bf16",
+                                        "head_dim=40 q_len=1 kv_len=300 dtype=bf16 kv_split=3",
+                                        "head_dim=64 q_len=9 kv_len=300 dtype=bf16"};
+    enum { HEADS = 4, KV_HEADS = 2, KEY = 77, INFINITE = 5, NONE = 36 };
+    if (!target->host_memory) return; /* other devices promise nothing of the kind */
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        char line[160];
+        snprintf(line, sizeof line, "pattern=dense heads=4 kv_heads=2 %s", cases[n]);
+        rig_pair x;
+        if (!rig_pair_create(&x, target, line)) continue;
+        const rig *r = &x.r;
+        const int64_t head_dim = r->p.head_dim, row = (int64_t)KEY * KV_HEADS * head_dim;
+        element_store(r->p.dtype, r->data[TESS_ROLE_V], row + INFINITE, INFINITY);
+        element_store(r->p.dtype, r->data[TESS_ROLE_V], row + NONE, NAN);
+        rig_run(r, NULL, x.got.o, x.got.lse);
+        rig_same_bits(line, x.got.lse, x.plain.lse, r->bytes[TESS_ROLE_LSE]);
+        for (int64_t q = 0; q < r->p.q_len; q++)
+            for (int64_t h = 0; h < HEADS; h++)
+                for (int64_t d = 0; d < head_dim; d++) {
+                    const int64_t at = (q * HEADS + h) * head_dim + d;
+                    const float got = element_load(r->p.dtype, x.got.o, at),
+                                plain = element_load(r->p.dtype, x.plain.o, at);
+                    const int own = h < HEADS / KV_HEADS, hit = d == INFINITE || d == NONE;
+                    if (own && hit ? isfinite(got)
+                                   : !(fabsf(got - plain) <= (own ? 0x1p-7f : 0.0f)))
+                        fail_msg("%s: element %d of head %d: %g, without them %g", line, (int)d,
+                                 (int)h, (double)got, (double)plain);
+                }
+        rig_pair_release(&x);
+    }
+}
+
+/* The scale of a row of V reaches the rows of Q that see it, and no others: they keep their bits
+ * when it is far above the scales beside it. */
+void test_scales_apart(void **state) {
+    static const char *const types[] = {"i8", "e4m3"};
+    enum { ROWS = 4, KEYS = 301, D = 64 };
+    for (int n = 0; n < 2; n++) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "pattern=dense heads=1 head_dim=%d q_len=%d kv_len=%d dtype=bf16 kv_dtype=%s", D,
+                 ROWS, KEYS, types[n]);
+        rig_pair x;
+        if (!rig_pair_create(&x, *state, line)) continue;
+        x.r.scales[1][KEYS - 1] *= 0x1p30f;
+        rig_run(&x.r, NULL, x.got.o, x.got.lse);
+        const int64_t row = D * (int64_t)x.r.size[TESS_ROLE_O];
+        rig_same_bits(line, x.got.o, x.plain.o, (uint64_t)((ROWS - 1) * row));
+        if (memcmp((char *)x.got.o + (ROWS - 1) * row, (char *)x.plain.o + (ROWS - 1) * row,
+                   (size_t)row) == 0)
+            fail_msg("%s: the last row does not see its key", line);
+        rig_pair_release(&x);
+    }
+}
+
 static void negative_scale(tess_plan_desc *desc, void *user) {
     (void)user;
     desc->scale = -0.25f;
@@ -406,6 +465,8 @@ static const wrong_case wrong_cases[] = {
      "pattern=s2 block=16 local=2 stride=4 dense_heads=1" SHAPE},
     {"pattern=s2 block=16 local=2 stride=8" SHAPE,
      "pattern=s2 block=16 local=2 stride=8 head_first=4 heads_total=8" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=8 head_ids=6,7,1,0 heads_total=8" SHAPE,
+     "pattern=s2 block=16 local=2 stride=8 head_ids=6,7,0,1 heads_total=8" SHAPE},
     {"pattern=s2 block=16 local=2 stride=4 causal=0" SHAPE,
      "pattern=s2 block=16 local=2 local_right=3 stride=4 causal=0" SHAPE},
     {"pattern=dense" SHAPE0, "pattern=dense causal=0" SHAPE0},

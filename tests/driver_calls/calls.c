@@ -357,6 +357,44 @@ static void test_gradients(void **state) {
     if (is_cuda) gradients_life("cuda_sm90_gradients", NULL);
 }
 
+/* Plans of one step are released in the order of a stream: their tables are marked, not freed, and
+ * a later plan asks for the mark alone. */
+static void test_turnover(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    scene s;
+    void *made = NULL;
+    int (*make)(void **, unsigned), (*wait)(void *), (*drop)(void *);
+    assert_non_null(out);
+    *(void **)&make = symbol("cuStreamCreate", "hipStreamCreateWithFlags");
+    *(void **)&wait = symbol("cuStreamSynchronize", "hipStreamSynchronize");
+    *(void **)&drop = symbol("cuStreamDestroy_v2", "hipStreamDestroy");
+    set_arch(0, is_cuda ? "sm_86" : "gfx1100");
+    assert_ok(open_scene(&s, many_line, 0, NULL, is_cuda ? "cuda/portable" : NULL));
+    add_buffers(&s, 0);
+    driver->make_current(0);
+    assert_int_equal(make(&made, 1), 0);
+    s.run.stream = (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)made};
+    start_log();
+    for (int step = 0; step < 3; step++) {
+        assert_ok(tess_run(s.plan, &s.run));
+        note(out, "a run");
+        assert_ok(tess_plan_release_after(s.plan, &s.run.stream));
+        note(out, "its plan is released");
+        if (step == 1) assert_int_equal(wait(made), 0);
+        start_log();
+        assert_ok(make_plan(&s, is_cuda ? "cuda/portable" : NULL, &s.plan));
+        note(out, step == 1 ? "the next plan, after both runs" : "the next plan");
+    }
+    assert_int_equal(wait(made), 0);
+    assert_int_equal(drop(made), 0);
+    leave_current();
+    start_log();
+    finish(&s, out, is_cuda ? "cuda_turnover" : "hip_turnover", &text);
+}
+
 /* The only calls that tess_run may make: stream capture allows no others. And it does not
  * allocate. */
 static void test_run_calls(void **state) {
@@ -641,6 +679,6 @@ int main(int argc, char **argv) {
         TEST(test_listing),     TEST(test_two_devices),   TEST(test_wrapping), TEST(test_images),
         TEST(test_images_sm80), TEST(test_images_decode), TEST(test_portable), TEST(test_sm80),
         TEST(test_decode),      TEST(test_sm90),          TEST(test_serving),  TEST(test_gradients),
-        TEST(test_run_calls)};
+        TEST(test_turnover),    TEST(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

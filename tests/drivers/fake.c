@@ -485,6 +485,21 @@ int fake_event_time(float *milliseconds, void *first, void *last) {
     return OK;
 }
 
+int fake_event_query(void *event) {
+    fake_note(" %s", fake_name(event));
+    const int code = check(event, FAKE_EVENT);
+    if (code != OK) return code;
+    const fake_object *e = event;
+    if (!e->recorded)
+        return fake_misuse(INVALID_VALUE, "an event that was never recorded is asked");
+    if (e->stamp) return OK;
+    if (e->recorded->capture)
+        return fake_misuse(CAPTURE_UNSUPPORTED, "an event of a captured stream is asked");
+    /* As for streams: the work is done now, and the next query finds it so. */
+    flush(e->recorded);
+    return NOT_READY;
+}
+
 int fake_copy(uint64_t to, int to_host, uint64_t from, int from_host, size_t bytes, void *stream) {
     fake_note(" %s from %s: %zu", to_host ? "host" : place(to), from_host ? "host" : place(from),
               bytes);

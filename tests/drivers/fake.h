@@ -91,6 +91,7 @@ int fake_event_destroy(void *event);
 int fake_event_record(void *event, void *stream);
 int fake_event_wait(void *event);
 int fake_event_time(float *milliseconds, void *first, void *last);
+int fake_event_query(void *event);
 int fake_module_load(void **module, const char *image);
 int fake_module_unload(void *module);
 int fake_module_function(void **function, void *module, const char *name);

@@ -92,7 +92,7 @@ static inline int devices(void) { return fake_setting("FAKE_DRIVER_DEVICES", FAK
     CALL(query, (void *stream), code = fake_stream_query(stream)) \
     CALL(synchronize, (void *stream), code = fake_stream_wait(stream))
 
-#define EVENT_CALLS(create, destroy, record, synchronize, elapsed_time)                \
+#define EVENT_CALLS(create, destroy, record, synchronize, elapsed_time, query)         \
     CALL(create, (void **event, unsigned flags), {                                     \
         fake_note(" %u", flags);                                                       \
         code = fake_event_create(event);                                               \
@@ -101,7 +101,8 @@ static inline int devices(void) { return fake_setting("FAKE_DRIVER_DEVICES", FAK
     CALL(record, (void *event, void *stream), code = fake_event_record(event, stream)) \
     CALL(synchronize, (void *event), code = fake_event_wait(event))                    \
     CALL(elapsed_time, (float *milliseconds, void *first, void *last),                 \
-         code = fake_event_time(milliseconds, first, last))
+         code = fake_event_time(milliseconds, first, last))                            \
+    CALL(query, (void *event), code = fake_event_query(event))
 
 #define MEMORY_CALLS(alloc, release, to_device, to_host, within_device, set_words)     \
     CALL(alloc, (uint64_t * pointer, size_t bytes), code = fake_alloc(pointer, bytes)) \

@@ -153,7 +153,8 @@ CALL(cuLaunchKernelEx, (const fake_config *config, void *function, void **parame
      })
 
 STREAM_CALLS(cuStreamCreate, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize)
-EVENT_CALLS(cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventSynchronize, cuEventElapsedTime)
+EVENT_CALLS(cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventSynchronize, cuEventElapsedTime,
+            cuEventQuery)
 MEMORY_CALLS(cuMemAlloc_v2, cuMemFree_v2, cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2,
              cuMemcpyDtoDAsync_v2, cuMemsetD32Async)
 

@@ -70,6 +70,6 @@ const char *hipGetErrorName(int code) {
 MODULE_CALLS(hipModuleLoadData, hipModuleUnload, hipModuleGetFunction, hipModuleLaunchKernel)
 STREAM_CALLS(hipStreamCreateWithFlags, hipStreamDestroy, hipStreamQuery, hipStreamSynchronize)
 EVENT_CALLS(hipEventCreateWithFlags, hipEventDestroy, hipEventRecord, hipEventSynchronize,
-            hipEventElapsedTime)
+            hipEventElapsedTime, hipEventQuery)
 MEMORY_CALLS(hipMalloc, hipFree, hipMemcpyHtoDAsync, hipMemcpyDtoHAsync, hipMemcpyDtoDAsync,
              hipMemsetD32Async)

@@ -34,11 +34,23 @@ grep -q "one library, $1 headers" docs/design.md ||
   wrong "docs/design.md: there are $headers headers"
 
 # Lines of the README that begin with "tessera plan" or "tessera pattern" need no files and must run
-# as they stand.
+# as they stand; tests/cli runs the others too.
 grep -E '^tessera (plan|pattern|info)' README.md | sed 's/#.*//; s/^tessera //' >"$scratch/lines"
 [ "$(wc -l <"$scratch/lines")" -ge 3 ] ||
   wrong "README.md: the examples of the command were not found"
 while read -r line; do
   $tessera $line >"$scratch/out" 2>&1 || wrong "tessera $line: $(cat "$scratch/out")"
 done <"$scratch/lines"
+
+# The page of results holds what the files of the folder hold.
+data() {
+  awk '/<script type="application.json"/ { inside = 1; next } /<.script>/ { inside = 0 } inside'
+}
+page=$scratch/results.html
+$tessera compare bench/results/*.json --plain --html "$page" >"$scratch/out" 2>&1 ||
+  wrong "bench/results: $(cat "$scratch/out")"
+! grep 'checksum is wrong' "$scratch/out" || wrong "bench/results: a file was changed by hand"
+data <"$page" >"$scratch/data"
+data <docs/results.html | cmp - "$scratch/data" ||
+  wrong "docs/results.html: not of these files; ./dev results builds it"
 finish "the picture, $count settings, the examples"

@@ -314,6 +314,23 @@ SPOIL(negative_kv_total, d->kv_heads_total = -1)
 SPOIL(missing_kv_total, d->n_kv_heads = 1; d->heads_total = 7; p->flags = TESS_PATTERN_PER_KV_HEAD;
       d->n_kv_heads = 2)
 SPOIL(uneven_kv_total, d->n_kv_heads = 1; d->heads_total = 9; p->flags = TESS_PATTERN_PER_KV_HEAD)
+static const int32_t ids_high[] = {4, 5, 6, 8}, ids_low[] = {-1, 0, 2, 3},
+                     ids_mixed[] = {0, 2, 4, 5}, ids_twice[] = {0, 1, 0, 1},
+                     ids_pair[] = {6, 6, 0, 1}, ids_fine[] = {7, 6, 0, 1};
+static void list_heads(tess_layout_desc *d, const int32_t *ids) {
+    d->heads_total = 8;
+    d->head_ids = ids;
+}
+SPOIL(id_past_total, list_heads(d, ids_high))
+SPOIL(id_past_default, list_heads(d, ids_fine); d->heads_total = 0)
+SPOIL(id_negative, list_heads(d, ids_low))
+SPOIL(id_of_other_group, list_heads(d, ids_mixed))
+SPOIL(id_of_other_group_dense, list_heads(d, ids_mixed); p->kind = TESS_PATTERN_DENSE)
+SPOIL(id_of_small_group, list_heads(d, ids_fine); d->kv_heads_total = 8)
+SPOIL(ids_far_twice, list_heads(d, ids_twice))
+SPOIL(ids_near_twice, list_heads(d, ids_pair))
+SPOIL(ids_and_first, list_heads(d, ids_fine); d->head_first = 1)
+SPOIL(ids_uneven_total, list_heads(d, ids_fine); d->heads_total = 9)
 SPOIL(pattern_size, p->struct_size = 0)
 SPOIL(negative_tokens, d->max_tokens = -1)
 SPOIL(negative_chunk, d->max_chunk = -1)
@@ -366,6 +383,16 @@ static void test_refusals(void **state) {
         {"kv_heads_total", TESS_ERROR_INVALID, negative_kv_total},
         {"kv_heads_total", TESS_ERROR_INVALID, missing_kv_total},
         {"kv_heads_total", TESS_ERROR_INVALID, uneven_kv_total},
+        {"head_ids", TESS_ERROR_INVALID, id_past_total},
+        {"head_ids", TESS_ERROR_INVALID, id_past_default},
+        {"head_ids", TESS_ERROR_INVALID, id_negative},
+        {"head_ids", TESS_ERROR_INVALID, id_of_other_group},
+        {"head_ids", TESS_ERROR_INVALID, id_of_other_group_dense},
+        {"head_ids", TESS_ERROR_INVALID, id_of_small_group},
+        {"head_ids", TESS_ERROR_INVALID, ids_far_twice},
+        {"head_ids", TESS_ERROR_INVALID, ids_near_twice},
+        {"head_first", TESS_ERROR_INVALID, ids_and_first},
+        {"kv_heads_total", TESS_ERROR_INVALID, ids_uneven_total},
         {"pattern.struct_size", TESS_ERROR_VERSION, pattern_size},
         {"max_tokens", TESS_ERROR_INVALID, negative_tokens},
         {"max_chunk", TESS_ERROR_INVALID, negative_chunk},
@@ -418,6 +445,115 @@ static void test_refusals(void **state) {
         assert_null(layout);
         assert_int_equal(live, heap.live);
     }
+}
+
+/* Messages about a list name the head and the ids at fault. */
+static void test_list_messages(void **state) {
+    (void)state;
+    static const struct {
+        const int32_t ids[4];
+        const char *has;
+    } list[] = {
+        {{4, 5, 6, 8}, "must be 0 to 7 (heads_total - 1), got 8 for head 3"},
+        {{0, 1, 4, 3}, "head 3 has id 3, which is not of the group of 2 query heads that id 4"},
+        {{2, 3, 3, 2}, "heads 1 and 2 both have id 3"},
+    };
+    const tess_pattern p = s2_pattern(16, 2, 4, 0);
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
+        const tess_layout_desc d = {.struct_size = sizeof d,
+                                    .pattern = &p,
+                                    .n_heads = 4,
+                                    .n_kv_heads = 2,
+                                    .heads_total = 8,
+                                    .head_ids = list[n].ids};
+        tess_layout *layout = NULL;
+        assert_error(tess_layout_create(runtime, &d, &layout), TESS_ERROR_INVALID,
+                     "tess_layout_create", "head_ids");
+        assert_error_has(list[n].has);
+    }
+}
+
+/* A rank with fewer heads than the model has for a kv head, and two kv heads here that are one of
+ * the model: each head follows its id, and takes the row of the whole model's head. */
+static void test_listed_heads(void **state) {
+    (void)state;
+    enum { TOTAL = 24, BLOCKS = 40 };
+    static const struct {
+        int32_t n_heads, n_kv_heads, kv_total, ids[12];
+    } list[] = {
+        {3, 1, 4, {11, 6, 8}},
+        {4, 2, 4, {3, 1, 0, 5}},
+        {12, 2, 4, {23, 22, 21, 20, 19, 18, 0, 1, 2, 4, 3, 5}},
+        {6, 6, 0, {23, 0, 9, 8, 7, 22}},
+    };
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++)
+        for (uint32_t per_kv = 0; per_kv < 2; per_kv++) {
+            tess_pattern p = s2_pattern(16, 2, 31, 1);
+            p.dense_heads = 2;
+            p.flags = per_kv ? TESS_PATTERN_PER_KV_HEAD : 0;
+            tess_layout_desc d = {.struct_size = sizeof d,
+                                  .pattern = &p,
+                                  .n_heads = TOTAL,
+                                  .n_kv_heads = list[n].kv_total ? list[n].kv_total : TOTAL,
+                                  .max_tokens = 16 * BLOCKS};
+            tess_layout *whole = NULL, *part = NULL;
+            assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &whole));
+            d.n_heads = list[n].n_heads;
+            d.n_kv_heads = list[n].n_kv_heads;
+            d.heads_total = TOTAL;
+            d.kv_heads_total = list[n].kv_total;
+            d.head_ids = list[n].ids;
+            if (tess_layout_create(runtime, &d, &part) != TESS_OK)
+                fail_msg("list %d: %s", (int)n, tess_last_error());
+            for (int32_t h = 0; h < d.n_heads; h++)
+                for (int64_t i = 0; i < BLOCKS; i++) {
+                    uint8_t a[BLOCKS], b[BLOCKS];
+                    assert_int_equal(TESS_OK, tess_layout_row(whole, list[n].ids[h], i, a, BLOCKS));
+                    assert_int_equal(TESS_OK, tess_layout_row(part, h, i, b, BLOCKS));
+                    assert_memory_equal(a, b, BLOCKS);
+                }
+            tess_layout_release(part);
+            tess_layout_release(whole);
+        }
+}
+
+/* What a compact cache keeps follows the ids: each kv head as in the whole model, and kv heads with
+ * a dense head in a storage group of their own, wherever they stand. */
+static void test_listed_storage(void **state) {
+    (void)state;
+    static const int32_t ids[] = {14, 15, 2, 3, 12, 13, 0, 1};
+    tess_pattern p = s2_pattern(16, 2, 16, 0);
+    p.dense_heads = 2;
+    tess_layout_desc d = {.struct_size = sizeof d,
+                          .pattern = &p,
+                          .n_heads = 16,
+                          .n_kv_heads = 8,
+                          .max_tokens = 16 * 200};
+    tess_layout *whole = NULL, *part = NULL;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &whole));
+    d.n_heads = 8;
+    d.n_kv_heads = 4;
+    d.heads_total = 16;
+    d.head_ids = ids;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &part));
+    for (int32_t g = 0; g < 4; g++) {
+        tess_kv_info a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
+        assert_int_equal(TESS_OK, tess_layout_kv(whole, ids[2 * g] / 2, &a));
+        assert_int_equal(TESS_OK, tess_layout_kv(part, g, &b));
+        assert_memory_equal(&a, &b, sizeof a);
+        for (int64_t block = 0; block < 200; block++) {
+            int64_t slot_a = -1, slot_b = -2;
+            assert_int_equal(TESS_OK, tess_layout_slot(whole, ids[2 * g] / 2, block, &slot_a));
+            assert_int_equal(TESS_OK, tess_layout_slot(part, g, block, &slot_b));
+            assert_int_equal(slot_a, slot_b);
+        }
+    }
+    tess_layout_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_layout_query(part, &info));
+    assert_int_equal(2, info.n_storage);
+    assert_int_equal(7, info.n_classes);
+    tess_layout_release(part);
+    tess_layout_release(whole);
 }
 
 #define REFUSED(function, arguments, field) \
@@ -522,6 +658,7 @@ int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_golden_rows),
                              TEST(test_phi3_storage), TEST(test_coverage_of_residues),
                              TEST(test_against_formulas), TEST(test_residues), TEST(test_large),
-                             TEST(test_refusals), TEST(test_bad_arguments), TEST(test_classes),
-                             TEST(test_failing_memory));
+                             TEST(test_refusals), TEST(test_list_messages), TEST(test_listed_heads),
+                             TEST(test_listed_storage), TEST(test_bad_arguments),
+                             TEST(test_classes), TEST(test_failing_memory));
 }

@@ -152,6 +152,89 @@ static void test_uneven_slice(void **state) {
     tess_layout_release(layout);
 }
 
+/* A list of head ids: format version 2 with the ids behind the header, and only where head_first
+ * cannot say it. The bytes of a list that rises by 1 are those of head_first. */
+static void test_head_ids(void **state) {
+    (void)state;
+    static const int32_t follow[] = {2, 3, 4, 5}, listed[] = {5, 4, 0x01020304, 0x01020305};
+    const tess_pattern p = {.struct_size = sizeof p};
+    tess_layout_desc d = {.struct_size = sizeof d,
+                          .pattern = &p,
+                          .n_heads = 4,
+                          .n_kv_heads = 2,
+                          .head_first = 2,
+                          .heads_total = 0x02000000,
+                          .max_tokens = 300};
+    tess_layout *first = NULL, *list = NULL, *back = NULL;
+    size_t size, list_size;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &first));
+    d.head_first = 0;
+    d.head_ids = follow;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &list));
+    unsigned char *plain = to_bytes(first, &size), *data = to_bytes(list, &list_size);
+    assert_int_equal(size, list_size);
+    assert_int_equal(1, data[8]);
+    assert_memory_equal(plain, data, size);
+    free(data);
+    tess_layout_release(list);
+    d.head_ids = listed;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &list));
+    data = to_bytes(list, &list_size);
+    assert_int_equal(size + 16, list_size);
+    static const unsigned char wanted[] = {5, 0, 0, 0, 4, 0, 0, 0, 4, 3, 2, 1, 5, 3, 2, 1};
+    plain[8] = 2;  /* the version, which readers of version 1 refuse */
+    plain[76] = 0; /* head_first */
+    assert_memory_equal(plain, data, 124);
+    assert_memory_equal(wanted, data + 124, sizeof wanted);
+    assert_int_equal(TESS_OK, tess_layout_deserialize(runtime, data, list_size, &back));
+    tess_layout_release(back);
+    back = NULL;
+    /* Cut short anywhere, with another id, and with another number of heads. */
+    static const struct {
+        size_t at;
+        unsigned char value;
+        const char *field;
+    } damage[] = {
+        {8, 1, "data"},         /* a list where there can be none */
+        {68, 0, "data"},        /* no heads */
+        {68, 6, "data"},        /* more heads than ids */
+        {68, 2, "data"},        /* fewer */
+        {76, 2, "head_first"},  /* beside a list */
+        {124, 4, "head_ids"},   /* twice */
+        {124, 6, "head_ids"},   /* of another group */
+        {135, 0x7f, "head_ids"} /* past the model's */
+    };
+    unsigned char copy[200];
+    for (size_t n = 0; n < sizeof damage / sizeof *damage; n++) {
+        memcpy(copy, data, list_size);
+        copy[damage[n].at] = damage[n].value;
+        seal(copy, list_size);
+        assert_error(tess_layout_deserialize(runtime, copy, list_size, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", damage[n].field);
+    }
+    for (size_t n = 132; n < list_size; n++) {
+        memcpy(copy, data, n);
+        seal(copy, n);
+        assert_error(tess_layout_deserialize(runtime, copy, n, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", "data");
+    }
+    /* A list that head_first can say is never written. */
+    memcpy(copy, data, list_size);
+    for (unsigned char h = 0; h < 4; h++) {
+        memset(copy + 124 + 4 * h, 0, 4);
+        copy[124 + 4 * h] = h;
+    }
+    seal(copy, list_size);
+    assert_error(tess_layout_deserialize(runtime, copy, list_size, &back), TESS_ERROR_CORRUPT,
+                 "tess_layout_deserialize", "data");
+    assert_error_has("the field of byte 8");
+    assert_null(back);
+    free(plain);
+    free(data);
+    tess_layout_release(first);
+    tess_layout_release(list);
+}
+
 static void test_arguments(void **state) {
     (void)state;
     const tess_pattern p = {.struct_size = sizeof p};
@@ -454,8 +537,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(
-        runtime_setup, runtime_teardown, TEST(test_round_trip), TEST(test_format),
-        TEST(test_arguments), TEST(test_fields), TEST(test_unused_bits), TEST(test_uneven_slice),
-        TEST(test_other_forms), TEST(test_mutations), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_round_trip),
+                             TEST(test_format), TEST(test_head_ids), TEST(test_arguments),
+                             TEST(test_fields), TEST(test_unused_bits), TEST(test_uneven_slice),
+                             TEST(test_other_forms), TEST(test_mutations),
+                             TEST(test_failing_memory));
 }

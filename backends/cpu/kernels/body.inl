@@ -170,6 +170,9 @@ INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, flo
 typedef struct direct_rows {
     const char *k[CHUNK], *v[CHUNK];
     float k_scale[CHUNK], v_scale[CHUNK]; /* of rows of codes, those of E4M3 in their units */
+    /* with tiles: bit n tells that the rows of K, and of V, from key 16 * n on are equally far
+     * apart */
+    uint32_t in_step;
 } direct_rows;
 
 typedef struct task {
@@ -188,6 +191,8 @@ typedef struct task {
     direct_rows direct[2];
     const direct_rows *located; /* of the keys at hand */
     float *sums, *folds;        /* parts of row_sum, and of scores, in lanes */
+    /* with tiles: P as an operand, and units of the digits of Q and of P */
+    float *weights, *q_unit, *weight_unit;
     cpu_walk walk;
     int32_t turn, more; /* which of the two is at hand; whether the other one comes next */
     struct direct_turns *turns;
@@ -198,23 +203,46 @@ typedef struct task {
     uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
 
-/* The line that is prefetched next, the lines that are left of its row, and the row after it. */
+/* The line that is prefetched next, the lines that are left of its row, and the row after it. With
+ * tiles: also how many lines were prefetched, and the rest of the segment. */
 typedef struct direct_ahead {
     const char *line;
     int32_t lines;
-    uint32_t next;
+    uint32_t next, done;
+    const char *row;
+    int64_t stride;
+    int32_t rows, row_lines;
 } direct_ahead;
+
+/* What was listed at some time. */
+typedef struct direct_mark {
+    uint32_t rows, lines;
+} direct_mark;
+
+/* Rows of K or V that are equally far apart, and their lines. */
+typedef struct direct_segment {
+    const char *row;
+    int64_t stride;
+    int32_t rows, lines;
+} direct_segment;
 
 /* Jobs of a few rows that take turns, those that have keys at hand, and the rows of K and V of the
  * chunks at hand and of the next ones. */
-enum { LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK };
+enum { LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK, LISTED_SEGMENTS = 512 };
 typedef struct direct_turns {
     int32_t n, n_ready, keys; /* keys: of the longest chunk at hand */
     int32_t row_lines, value_keys;
-    uint32_t listed; /* rows so far */
+    uint32_t listed, listed_lines; /* rows (with tiles: segments) and lines so far */
     direct_ahead ahead;
+    int in_pairs;        /* with tiles: V as bf16 is interleaved */
+    const task *pending; /* with tiles: whose scores are still to be stored, and of which keys */
+    int32_t pending_key, pending_c;
     task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];
+#if TILES
+    direct_segment segment[LISTED_SEGMENTS]; /* a ring */
+#else
     const char *row[LISTED_ROWS]; /* a ring */
+#endif
     /* bytes of bf16 that codes stand for (direct_codes.inl) */
     uint8_t code_low[128] __attribute__((aligned(64))), code_high[128];
 } direct_turns;
@@ -752,11 +780,14 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     }
 }
 
-/* Jobs of few rows that read the same keys of their kv heads take turns. */
-static void direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs, uint32_t count,
-                        uint64_t apart) {
+/* Jobs of few rows that read the same keys of their kv heads take turns. Bit n of the result tells
+ * that job n is not done: it wants V in pairs. */
+static uint32_t direct_run(state *s, const tess_launch *launch, const tess_job *jobs,
+                           uint32_t count, uint64_t apart, int in_pairs) {
     direct_turns *turns = &s->turns;
+    uint32_t again = 0;
     turns->n = (int32_t)count;
+    turns->in_pairs = in_pairs;
     for (uint32_t n = 0; n < count; n++) {
         turns->task[n] = n ? &s->others[n - 1] : &s->task;
         turns->task[n]->turns = turns;
@@ -764,7 +795,23 @@ static void direct_jobs(state *s, const tess_launch *launch, const tess_job *job
         direct_begin(turns->task[n], (int32_t)n);
     }
     direct_rounds(turns);
-    for (uint32_t n = 0; n < count; n++) direct_end(turns->task[n]);
+    for (uint32_t n = 0; n < count; n++) {
+#if TILES
+        if (launch->kv_dtype == TESS_BF16 && !in_pairs && direct_spoilt(turns->task[n])) {
+            again |= 1u << n;
+            continue;
+        }
+#endif
+        direct_end(turns->task[n]);
+    }
+    return again;
+}
+
+static void direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs, uint32_t count,
+                        uint64_t apart) {
+    const uint32_t again = direct_run(s, launch, jobs, count, apart, 0);
+    for (uint32_t n = 0; n < count; n++)
+        if (again >> n & 1) direct_run(s, launch, jobs + n * apart, 1, 1, 1);
 }
 
 static void panel_job(state *s, const tess_launch *launch, const tess_job *job) {

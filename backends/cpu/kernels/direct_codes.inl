@@ -18,6 +18,7 @@ static void direct_fill_table(direct_turns *turns, uint32_t dtype) {
     }
 }
 
+#if VL == 16
 /* The entries of a table of bytes that the low 7 bits of the indexes name; those whose bit is
  * missing in `mask` are 0. Part of AVX-512 VBMI, which not all processors with AVX-512 BF16 have:
  * the kernel takes codes only where it is there. */
@@ -42,6 +43,15 @@ INLINE void direct_words_of(const direct_turns *turns, const uint32_t dtype, __m
     out[1] = (vf)_mm512_unpackhi_epi8(low, top);
 }
 
+#else
+/* What a code of E4M3 stands for. */
+INLINE uint16_t direct_word_of(const direct_turns *turns, uint8_t code) {
+    const uint32_t sign = code & 0x80u, n = code & 0x7fu;
+    return (uint16_t)((turns->code_high[n] | sign) << 8 | turns->code_low[n]);
+}
+#endif
+
+#if !TILES
 /* 64 codes from element i on of a row of n; those past the end are 0 and not read. */
 INLINE __m512i direct_load_codes(const char *row, int32_t i, int32_t n, const int whole) {
     if (whole) return _mm512_loadu_si512(row + i);
@@ -57,3 +67,4 @@ INLINE void direct_pair_codes(const direct_turns *turns, const uint32_t dtype,
     direct_words_of(turns, dtype, _mm512_unpacklo_epi8(even, odd), out);
     direct_words_of(turns, dtype, _mm512_unpackhi_epi8(even, odd), out + 2);
 }
+#endif

@@ -9,6 +9,11 @@
  * floats and its odd ones another, with one operation each. Q and O lie in that order too.
  */
 
+enum {
+    AHEAD_BYTES = 16384, /* prefetched ahead of the products, at least */
+    FOLDS = VL / 2       /* most vectors of sums of VL keys */
+};
+
 #if PAIRS && defined(__AVX512BF16__)
 #define DIRECT_PAIRS 1
 #else
@@ -130,6 +135,31 @@ INLINE void direct_prefetch(const direct_turns *turns, direct_ahead *ahead, cons
     }
 }
 
+/* Lists the rows of the chunks that come next, in the order in which they will be read. Tasks whose
+ * chunk is shorter repeat their last row. */
+static void direct_list(direct_turns *turns) {
+    const task *ready[CPU_JOBS_AT_ONCE];
+    int32_t n_ready = 0, keys = 0;
+    for (int32_t n = 0; n < turns->n; n++) {
+        const task *t = turns->task[n];
+        if (!t->more) continue;
+        ready[n_ready++] = t;
+        if (t->chunks[t->turn ^ 1].keys > keys) keys = t->chunks[t->turn ^ 1].keys;
+    }
+    for (int side = 0; side < 2; side++) {
+        for (int32_t n = 0; n < n_ready; n++) {
+            const task *t = ready[n];
+            const direct_rows *next = &t->direct[t->turn ^ 1];
+            const char *const *rows = side ? next->v : next->k;
+            const int32_t own = t->chunks[t->turn ^ 1].keys;
+            uint32_t at = turns->listed + (uint32_t)n;
+            for (int32_t key = 0; key < keys; key++, at += (uint32_t)n_ready)
+                turns->row[at % LISTED_ROWS] = rows[key < own ? key : own - 1];
+        }
+        turns->listed += (uint32_t)(keys * n_ready);
+    }
+}
+
 /* Keys whose scores are summed together. Long rows leave less to add at the end, and more of them
  * would leave the order of memory. */
 INLINE int direct_keys(const uint32_t dtype) {
@@ -178,6 +208,44 @@ INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key
 }
 #endif
 
+/* Row r of Q in the order and the type that the products take, with the sign of the scale. */
+static void direct_query(const task *t, int32_t r) {
+    const job_memory *m = &t->m;
+    const tess_tensor *q = &t->launch->tensor[TESS_ROLE_Q];
+    const char *row = tensor_base(q) + row_offset(t, q, r) * t->esize;
+    float *out = m->q + (size_t)r * m->o_elements;
+    const int negative = !(t->launch->scale >= 0);
+    if (DIRECT_PAIRS) {
+        for (int32_t d = 0; d < t->head_dim; d += 8)
+            memcpy((uint16_t *)(void *)out + direct_place_of(t->launch->kv_dtype, d, 0),
+                   row + (size_t)d * 2, 16);
+        for (int32_t w = 0; negative && w < m->o_elements; w += VL)
+            vstore(out + w, (vf)((vu)vload(out + w) ^ 0x80008000u));
+        return;
+    }
+    load_row(t->launch->dtype, row, t->head_dim, m->rows);
+    for (int32_t d = 0; d < t->head_dim; d++)
+        out[direct_place_of(t->launch->kv_dtype, d, 0)] = negative ? -m->rows[d] : m->rows[d];
+}
+
+/* Rotates the rows of Q. */
+static void direct_rotate(const task *t) {
+    const job_memory *m = &t->m;
+    const int32_t pitch = m->o_elements;
+    memcpy(m->rows, m->q, (size_t)DIRECT_ROWS * (size_t)pitch * sizeof(float));
+    for (int32_t w = 0; w < pitch; w += 4)
+        for (int32_t j = 0; j < DIRECT_ROWS; j++)
+            memcpy(m->q + j * pitch + w, m->rows + (w / 4 + j) % DIRECT_ROWS * pitch + w,
+                   4 * sizeof(float));
+}
+
+/* Makes Q of a task ready; rows of zeros complete it. */
+static void direct_queries(const task *t) {
+    memset(t->m.q, 0, (size_t)DIRECT_ROWS * t->m.o_elements * sizeof(float));
+    for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
+    if (direct_rotated(t->launch->kv_dtype, t->rows == 1 ? 1 : DIRECT_ROWS)) direct_rotate(t);
+}
+
 /* Adds the products of a step from element d on, of some keys and of all rows. */
 INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *const *keys,
                               int32_t d, int32_t end, const int whole, vf (*sum)[DIRECT_KEYS],
@@ -210,7 +278,7 @@ INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *c
 
 /* Scores of DIRECT_KEYS keys against all rows. Their lanes are added as far as the keys go: lane i
  * of the vector that is left has a part of the score of key i % DIRECT_KEYS. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+INLINE void direct_sums(const task *t, const uint32_t dtype, int32_t key, const int rows) {
     const int32_t elements = step_elements(dtype), step_bytes = elements * cpu_element_size(dtype),
                   end = t->head_dim;
     direct_ahead ahead = t->turns->ahead;
@@ -253,13 +321,17 @@ INLINE void direct_complete(const task *t, const uint32_t dtype, int32_t key, co
     }
 }
 
+/* Scores of the next few keys against all rows. */
+INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+    const int32_t next = key + direct_keys(dtype);
+    direct_sums(t, dtype, key, rows);
+    if (!direct_rotated(dtype, rows) && next % VL == 0) direct_complete(t, dtype, next - VL, rows);
+}
+
 /* ------------------------------------------------------------------ values */
 
 /* Keys whose rows of V are multiplied at once: dot products take two. */
 enum { VALUE_KEYS = DIRECT_PAIRS ? 2 : 1 };
-
-/* Stands for V of a second key that is not there. */
-static const uint16_t no_value[256];
 
 /* `vectors` vectors of V from element d on. */
 INLINE void load_span(const task *t, const uint32_t dtype, const char *const *rows, int32_t d,
@@ -284,8 +356,10 @@ INLINE void load_span(const task *t, const uint32_t dtype, const char *const *ro
     }
 }
 
-/* Stores the weights of VL keys from `key` on, pairs of them as a word. */
-INLINE void store_weights(float *s, int32_t key, vf p) {
+/* Stores the weights of row r for VL keys from `key` on, pairs of them as a word. */
+INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_t key, vf p) {
+    float *s = t->m.s + (size_t)r * CHUNK;
+    (void)dtype;
 #if DIRECT_PAIRS
     *(__m256bh *)(void *)(s + key / 2) = _mm512_cvtneps_pbh((__m512)p);
 #else
@@ -347,4 +421,26 @@ INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, in
         for (; d + step <= end; d += step)
             direct_value_span(t, dtype, first, count, d, of_step, 1, rows);
     if (d < end) direct_value_span(t, dtype, first, count, d, of_step, 0, rows);
+}
+
+/* Keys of V that a task adds before another one takes its turn: 4 KiB of them. O is loaded and
+ * stored for them once. */
+static int32_t direct_value_keys(uint32_t dtype, int32_t row_bytes) {
+    const int32_t keys = 4096 / row_bytes / 4 * 4;
+    (void)dtype;
+    return keys < 4 ? 4 : keys > 32 ? 32 : keys;
+}
+
+/* Floats of Q of a task. */
+INLINE size_t query_floats(const task *t) { return (size_t)DIRECT_ROWS * t->m.o_elements; }
+
+/* Asks for rows ahead of the chunk whose rows are listed from `begin` on. The products keep this
+ * lead, a line for each that they take, but where rows of padding are listed or tasks end. */
+static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_bytes) {
+    /* What tasks take in turn lies apart by so many rows. */
+    const uint32_t apart = (uint32_t)(turns->n * turns->value_keys),
+                   ahead = AHEAD_BYTES / (uint32_t)row_bytes;
+    uint32_t end = begin.rows + (ahead > apart ? ahead : apart);
+    if ((int32_t)(end - turns->listed) > 0) end = turns->listed;
+    while ((int32_t)(end - turns->ahead.next) > 0) direct_prefetch(turns, &turns->ahead, 1);
 }

@@ -47,12 +47,28 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
     }
 }
 
+/* The same on four bytes with signs of each word, in int32. */
+static inline void soft_dot_codes(soft_tile *c, const soft_tile *a, const soft_tile *b) {
+    for (int m = 0; m < 16; m++)
+        for (int k = 0; k < 16; k++) {
+            int8_t left[4], right[4];
+            memcpy(left, &a->word[m][k], 4);
+            for (int n = 0; n < 16; n++) {
+                memcpy(right, &b->word[k][n], 4);
+                for (int i = 0; i < 4; i++)
+                    c->word[m][n] += (uint32_t)((int32_t)left[i] * right[i]);
+            }
+        }
+}
+
 #define TILE_STATE                soft_tile tiles[8]
+#define TILE_FENCE                (void)0
 #define TILE_ZERO(n)              memset(&tiles[n], 0, sizeof tiles[n])
 #define TILE_LOAD(n, at, stride)  soft_load(&tiles[n], at, stride)
 #define TILE_LOAD_ONCE            TILE_LOAD
 #define TILE_STORE(n, at, stride) soft_store(&tiles[n], at, stride)
 #define TILE_DOT(c, a, b)         soft_dot(&tiles[c], &tiles[a], &tiles[b])
+#define TILE_DOT_CODES(c, a, b)   soft_dot_codes(&tiles[c], &tiles[a], &tiles[b])
 
 #else
 
@@ -61,12 +77,14 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
 /* gcc does not take a tile load for a read of memory: stores before the function must not sink
  * below its loads. */
 #define TILE_STATE               __asm__ volatile("" ::: "memory")
+#define TILE_FENCE               TILE_STATE /* the same between vectors' stores and tiles' loads */
 #define TILE_ZERO(n)             _tile_zero(n)
 #define TILE_LOAD(n, at, stride) _tile_loadd(n, at, stride)
 #define TILE_LOAD_ONCE \
     _tile_stream_loadd /* what is loaded pushes less out of the first-level cache */
 #define TILE_STORE(n, at, stride) _tile_stored(n, at, stride)
 #define TILE_DOT(c, a, b)         _tile_dpbf16ps(c, a, b)
+#define TILE_DOT_CODES(c, a, b)   _tile_dpbssd(c, a, b)
 
 #endif
 

@@ -160,7 +160,7 @@ INLINE vf vpair_results(vf even, vf odd) {
 #if VL == 16 && defined(__AVX512BF16__)
     return pair;
 #else
-    /* NOLINT(misc-redundant-expression): true where it is NaN */
+    /* True where it is NaN. NOLINTNEXTLINE(misc-redundant-expression) */
     const vi even_nan = (vi)(even != even), odd_nan = (vi)(odd != odd);
     return (vf)((vu)pair | ((vu)even_nan & 0x7fc0u) | ((vu)odd_nan & 0x7fc00000u));
 #endif

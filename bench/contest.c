@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Contestants are timed in rounds: each has one sample in every round, and another one begins the
+ * next round. What else the machine does at some moment then meets all of them, and the ratio of
+ * two medians is not that of a good second to a bad one.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "clock.h"
+#include "layers.h"
+#include "measure.h"
+#include "options.h"
+#include "sensors.h"
+
+enum { MIN_ROUNDS = 3, GOOD_ROUNDS = 7, MOST_RUNS = 64 };
+/* Clocks of GPUs rise while work goes on, for about a tenth of a second. */
+static const double GPU_WARM_UP = 0.1, CPU_WARM_UP = 0.03;
+/* No run just to warm up is worth that much. */
+static const double SLOW_RUN = 1.0;
+/* Runs of a sample together take so long at least, where they are short. */
+static const double SAMPLE_SECONDS = 1e-3;
+/* A contest whose results are noisy may go on for so many times its time. */
+static const double PATIENCE = 2;
+
+static int lose(contestant *c, int status, const char *why) {
+    c->result.status = status;
+    snprintf(c->result.note, sizeof c->result.note, "%s", why);
+    cli_one_line(c->result.note);
+    return -1;
+}
+
+static int is_in(const contestant *c) { return c->open && c->result.status == BENCH_OK; }
+
+/* Seconds of a run, by one sample. */
+static double sample(contestant *c) {
+    if (c->turns) {
+        c->result.runs += (int64_t)c->turns * c->x.n_layers;
+        return layers_time(&c->x, c->turns);
+    }
+    double sum = 0;
+    for (int i = 0; i < c->at_once; i++) sum += measure_run(&c->x);
+    c->result.runs += c->at_once;
+    return sum / c->at_once;
+}
+
+/* Runs all in turns until the device is warm. A run that takes longer than that has warmed it. */
+static void warm_up(contestant *const *all, int n, double seconds) {
+    const double start = clock_now();
+    for (int round = 0; round == 0 || clock_now() - start < seconds; round++) {
+        int any = 0;
+        for (int i = 0; i < n && !clock_interrupted(); i++) {
+            contestant *c = all[i];
+            /* The first run of all may have loaded code for a while. */
+            if (!is_in(c) || c->latest > (round ? seconds : SLOW_RUN)) continue;
+            c->at_once = 1;
+            c->latest = c->turns ? layers_time(&c->x, 1) : measure_run(&c->x);
+            if (isnan(c->latest)) lose(c, BENCH_FAILED, c->x.error);
+            any = 1;
+        }
+        if (!any) break;
+    }
+    for (int i = 0; i < n; i++) {
+        const double runs = SAMPLE_SECONDS / all[i]->latest;
+        all[i]->at_once = runs >= MOST_RUNS ? MOST_RUNS : runs > 1 ? (int)runs : 1;
+        all[i]->result.runs = 0;
+    }
+}
+
+static int any_noisy(contestant *const *all, int n) {
+    int noisy = 0;
+    for (int i = 0; i < n; i++) {
+        bench_result *r = &all[i]->result;
+        if (is_in(all[i]) && result_summarize(r) == 0)
+            noisy |= r->q3 - r->q1 > BENCH_NOISY * r->median;
+    }
+    return noisy;
+}
+
+static int goes_on(contestant *const *all, int n, int round, double elapsed, double seconds) {
+    if (round < MIN_ROUNDS) return 1;
+    if (round >= BENCH_MAX_SAMPLES) return 0;
+    if (elapsed < seconds) return 1;
+    if (elapsed >= PATIENCE * seconds) return 0;
+    return round < GOOD_ROUNDS || any_noisy(all, n);
+}
+
+/* Joules of a run, over half a second or more: counters of energy move a few times a second. */
+static void measure_energy(contestant *c, const bench_device *d, double seconds) {
+    const double start = clock_now(), before = sensors_joules(d);
+    const int64_t timed = c->result.runs;
+    if (isnan(before)) return;
+    c->result.runs = 0;
+    while (clock_now() - start < seconds)
+        if (isnan(sample(c))) break;
+    const double joules = sensors_joules(d) - before;
+    if (joules > 0 && c->result.runs) c->result.joules = joules / (double)c->result.runs;
+    c->result.runs = timed;
+}
+
+void contest(contestant *const *all, int n, const bench_device *d, const measure_limits *limits) {
+    bench_sensors before = sensors_read(d), after;
+    warm_up(all, n, d && strcmp(d->kind, "gpu") == 0 ? GPU_WARM_UP : CPU_WARM_UP);
+    const double start = clock_now();
+    for (int round = 0; goes_on(all, n, round, clock_now() - start, limits->seconds * n); round++)
+        for (int i = 0; i < n; i++) {
+            contestant *c = all[(i + round) % n];
+            if (!is_in(c)) continue;
+            if (clock_interrupted()) {
+                lose(c, BENCH_INTERRUPTED, "interrupted");
+                continue;
+            }
+            const double t = sample(c);
+            if (isnan(t))
+                lose(c, BENCH_FAILED, c->x.error);
+            else
+                c->result.samples[c->result.n_samples++] = t;
+        }
+    after = sensors_read(d);
+    for (int i = 0; i < n; i++) {
+        contestant *c = all[i];
+        if (!is_in(c)) continue;
+        c->result.before = before;
+        c->result.after = after;
+        if (result_summarize(&c->result) != 0) lose(c, BENCH_FAILED, "out of memory");
+        if (limits->energy_seconds > 0 && !clock_interrupted())
+            measure_energy(c, d, limits->energy_seconds);
+    }
+}

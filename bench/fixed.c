@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Fixed lines: each of them becomes a result on every device, if only one that says why there is no
+ * number. Lines with one dense twin are measured in turns with it. A line is measured where its
+ * runs fit what is left of the time, of which no line may take all.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "session.h"
+#include "text.h"
+
+/* What one line may take of the time that is left. */
+static const double MOST_OF_REST = 0.25;
+/* Seconds of a contestant's rounds: a GPU has as many as are kept after that. */
+static const double GPU_SECONDS = 0.12, CPU_SECONDS = 0.6;
+
+typedef struct fixed {
+    session *s;
+    const bench_line *lines;
+    char (*twins)[BENCH_LINE];
+    char *done;
+    int n, left;
+} fixed;
+
+static int related(const fixed *x, int i, int j) {
+    const char *a = x->lines[i].line, *b = x->lines[j].line;
+    return strcmp(x->twins[j], a) == 0 || strcmp(x->twins[i], b) == 0 ||
+           (x->twins[i][0] && strcmp(x->twins[i], x->twins[j]) == 0);
+}
+
+/* Whether a line fits the time; it becomes a result without numbers otherwise. Returns -1 when out
+ * of memory. */
+static int admit(fixed *x, int i, double already, double *need, double *first_plan) {
+    session *s = x->s;
+    const bench_line *l = &x->lines[i];
+    char would[TEXT_SIZE], may[TEXT_SIZE];
+    session_forecast f;
+    bench_result shape;
+    memset(&shape, 0, sizeof shape);
+    measure_describe(l->line, &shape);
+    session_find_speed(s, shape.dtype);
+    session_foretell(s, l->line, &f);
+    if (!f.planned) return session_skip(s, l->family, l->line, BENCH_REFUSED, &f) ? -1 : 0;
+    const double rest = s->deadline + s->compiling - clock_now() - already,
+                 most = fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
+    *need = f.seconds;
+    *first_plan = f.first_plan;
+    if (f.seconds <= most) return 1;
+    snprintf(f.why, sizeof f.why, "would take about %s, %s are left for it",
+             text_seconds(would, sizeof would, f.seconds), text_seconds(may, sizeof may, most));
+    return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
+}
+
+static int run_group(fixed *x, int first) {
+    session *s = x->s;
+    session_entry entries[SESSION_MOST];
+    int n = 0, status = 0;
+    double need = 0, first_plan = 0, sum = 0;
+    for (int i = first; i < x->n && n < SESSION_MOST && status >= 0; i++) {
+        if (x->done[i] || (i != first && !related(x, first, i))) continue;
+        x->done[i] = 1;
+        status = admit(x, i, sum, &need, &first_plan);
+        x->left--;
+        if (status != 1) continue;
+        sum += need;
+        entries[n++] = (session_entry){x->lines[i].family, x->lines[i].line, first_plan};
+    }
+    if (status < 0) return -1;
+    const double rest = s->deadline + s->compiling - clock_now(),
+                 part = fmax(rest, 0) / (x->left + n + 1),
+                 most = strcmp(s->report->devices[s->index].kind, "gpu") == 0 ? GPU_SECONDS
+                                                                              : CPU_SECONDS;
+    status = session_measure(s, entries, n, 0, fmin(fmax(part / 4, 0.05), most),
+                             fmin(fmax(part / 10, 0.02), 0.3));
+    for (int i = 0; i < n; i++) session_tell(s, entries[i].family, entries[i].line);
+    return status;
+}
+
+int run_fixed(session *s) {
+    fixed x = {.s = s, .lines = s->options->lines, .n = s->options->n_lines};
+    int status = 0;
+    x.left = x.n;
+    x.twins = calloc((size_t)x.n + 1, sizeof *x.twins);
+    x.done = calloc((size_t)x.n + 1, 1);
+    if (!x.twins || !x.done) status = -1;
+    for (int i = 0; i < x.n && status == 0; i++)
+        status = suite_twin(x.lines[i].line, x.twins[i], sizeof x.twins[i]);
+    for (int i = 0; i < x.n && status == 0 && !clock_interrupted(); i++)
+        if (!x.done[i]) status = run_group(&x, i);
+    free(x.twins);
+    free(x.done);
+    return status;
+}

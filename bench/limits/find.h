@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Libraries that are in the system, or in folders that the loader does not know. */
+#ifndef TESSERA_BENCH_LIMITS_FIND_H
+#define TESSERA_BENCH_LIMITS_FIND_H
+
+typedef struct find_names {
+    const char *const *names; /* for the loader, the best first; a NULL at the end */
+    const char *file;         /* "libcublas.so": how the files begin */
+    const char *needs;        /* another file's beginning that has to be open before, or NULL */
+    /* folders, as patterns, before the last part of which a variable of the environment may stand:
+     * "$CUDA_HOME/lib64"; a NULL at the end */
+    const char *const *folders;
+    const char *package; /* below site-packages, as a pattern */
+} find_names;
+
+/* An open library, or NULL. */
+void *find_library(const find_names *f);
+
+/* dlsym into a pointer to a function; 1 when it is there. */
+int find_symbol(void *library, const char *name, void *function);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The matrix as JSON: what `compare --json` writes, and, without what its script does not need, the
+ * page carries. Nothing in it can end a script element or a string, whatever a result file holds.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "matrix_forms.h"
+
+/* Where the next member needs a comma before it. */
+typedef struct writer {
+    FILE *f;
+    int any;
+} writer;
+
+static void quoted(FILE *f, const char *text) {
+    fputc('"', f);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (*c < 0x20 || *c == 0x7f || strchr("<>&'", *c))
+            fprintf(f, "\\u%04x", *c);
+        else if (*c == 0xe2 && c[1] == 0x80 && (c[2] == 0xa8 || c[2] == 0xa9)) {
+            /* Separators of lines that older scripts take for the end of a line. */
+            fprintf(f, "\\u202%c", c[2] == 0xa8 ? '8' : '9');
+            c += 2;
+        } else {
+            if (*c == '"' || *c == '\\') fputc('\\', f);
+            fputc(*c, f);
+        }
+    }
+    fputc('"', f);
+}
+
+static void key(writer *w, const char *name) {
+    fprintf(w->f, "%s\"%s\":", w->any ? "," : "", name);
+    w->any = 1;
+}
+
+static void text(writer *w, const char *name, const char *value) {
+    key(w, name);
+    quoted(w->f, value);
+}
+
+static void plain_number(FILE *f, double value) {
+    if (isfinite(value))
+        fprintf(f, "%.7g", value);
+    else
+        fputs("null", f);
+}
+
+static void number(writer *w, const char *name, double value) {
+    key(w, name);
+    plain_number(w->f, value);
+}
+
+static void whole(writer *w, const char *name, int64_t value) {
+    key(w, name);
+    fprintf(w->f, "%" PRId64, value);
+}
+
+static void truth(writer *w, const char *name, int value) {
+    key(w, name);
+    fputs(value ? "true" : "false", w->f);
+}
+
+static writer open_object(writer *w, const char *name) {
+    if (name) key(w, name);
+    fputc('{', w->f);
+    return (writer){w->f, 0};
+}
+
+static void ratio_members(writer *w, const matrix_ratio *r) {
+    number(w, "ratio", r->value);
+    number(w, "low", r->low);
+    number(w, "high", r->high);
+    truth(w, "same", r->same);
+}
+
+static void mean_object(writer *w, const char *name, const matrix_mean *mean) {
+    writer o = open_object(w, name);
+    whole(&o, "count", mean->count);
+    whole(&o, "differ", mean->clear);
+    ratio_members(&o, &mean->ratio);
+    fputc('}', w->f);
+}
+
+static void shares_object(writer *w, const char *name, const matrix_shares *s) {
+    writer o = open_object(w, name);
+    whole(&o, "count", s->count);
+    number(&o, "median", s->median);
+    number(&o, "worst", s->worst);
+    fputc('}', w->f);
+}
+
+static const char *unit_word(int unit) {
+    return unit == BENCH_GEMM ? "gemm" : unit == BENCH_COPY ? "copy" : "read";
+}
+
+static void limits_array(writer *w, const bench_device *d) {
+    key(w, "limits");
+    fputc('[', w->f);
+    for (int i = 0; i < d->n_ceilings; i++) {
+        const bench_ceiling *c = &d->ceilings[i];
+        writer o = {w->f, 0};
+        fputs(i ? ",{" : "{", w->f);
+        text(&o, "what", unit_word(c->unit));
+        if (c->unit == BENCH_GEMM) text(&o, "dtype", dtype_name(c->dtype));
+        number(&o, "rate", c->rate);
+        text(&o, "library", c->library);
+        truth(&o, "own_loop", c->own_loop);
+        if (c->via[0]) text(&o, "via", c->via);
+        fputc('}', w->f);
+    }
+    fputc(']', w->f);
+}
+
+static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
+    writer w = {f, 0};
+    fputc('{', f);
+    text(&w, "id", c->id);
+    text(&w, "name", c->name);
+    whole(&w, "file", c->file);
+    text(&w, "device", c->about->name);
+    text(&w, "backend", c->about->backend);
+    text(&w, "kind", c->about->kind);
+    text(&w, "driver", c->about->driver);
+    text(&w, "kernels", c->kernels);
+    if (c->peer[0]) text(&w, "peer", c->peer);
+    whole(&w, "base", c->base);
+    whole(&w, "measured", c->measured);
+    whole(&w, "contested", c->contested);
+    whole(&w, "best", c->best);
+    whole(&w, "level", c->level);
+    number(&w, "worst_spread", c->worst_spread);
+    mean_object(&w, "mean", &c->mean);
+    writer means = open_object(&w, "means");
+    for (int kind = 0; kind < MATRIX_KINDS; kind++)
+        if (c->means[kind].count) mean_object(&means, matrix_kind_word(kind), &c->means[kind]);
+    fputc('}', f);
+    shares_object(&w, "compute", &c->compute);
+    shares_object(&w, "memory", &c->memory);
+    /* Limits belong to a device; its first column carries them. */
+    int first = 1;
+    for (const matrix_column *o = m->columns; o < c; o++) first &= o->about != c->about;
+    if (first) limits_array(&w, c->about);
+    fputc('}', f);
+}
+
+/* What a script can draw with. */
+static void brief_members(writer *w, const matrix_cell *c) {
+    const bench_result *x = c->of;
+    text(w, "kernel", x->kernel);
+    number(w, "median", x->median);
+    number(w, "q1", x->q1);
+    number(w, "q3", x->q3);
+    number(w, "spread", x->spread);
+    if (x->noisy) truth(w, "noisy", 1);
+    if (x->suspect) truth(w, "suspect", 1);
+    number(w, "rate", c->rate);
+    number(w, "limit_share", x->limit_share);
+    if (isfinite(x->speedup)) {
+        number(w, "speedup", x->speedup);
+        number(w, "speedup_low", x->speedup_low);
+        number(w, "speedup_high", x->speedup_high);
+    }
+}
+
+static void other_members(writer *w, const matrix_cell *c) {
+    static const char *const places[] = {"behind", "best", "level"};
+    const bench_result *x = c->of;
+    if (c->limit) text(w, "limit", unit_word(c->limit->unit));
+    if (isfinite(c->behind)) {
+        text(w, "place", places[c->place]);
+        number(w, "behind", c->behind);
+    }
+    if (isfinite(c->ratio.value)) {
+        writer o = open_object(w, "to_base");
+        ratio_members(&o, &c->ratio);
+        fputc('}', w->f);
+    }
+    number(w, "plan_seconds", x->plan_seconds);
+    number(w, "first_seconds", x->first_seconds);
+    if (isfinite(x->compile_seconds)) number(w, "compile_seconds", x->compile_seconds);
+    number(w, "workspace_bytes", (double)x->workspace_bytes);
+    if (isfinite(x->joules)) number(w, "joules", x->joules);
+}
+
+static void cell_object(const matrix_cell *c, int brief, FILE *f) {
+    writer w = {f, 0};
+    if (!c->of) {
+        fputs("null", f);
+        return;
+    }
+    fputc('{', f);
+    text(&w, "status", status_word(c->of->status));
+    if (c->state == MATRIX_MEASURED) {
+        brief_members(&w, c);
+        if (!brief) other_members(&w, c);
+    } else {
+        if (c->of->need_seconds > 0) number(&w, "need_seconds", c->of->need_seconds);
+        text(&w, "note", c->of->note);
+    }
+    fputc('}', f);
+}
+
+static void row_object(const matrix *m, int i, int brief, FILE *f) {
+    const matrix_row *row = &m->rows[i];
+    const bench_result *x = row->shape;
+    writer w = {f, 0};
+    fputc('{', f);
+    text(&w, "name", row->name);
+    text(&w, "detail", row->detail);
+    text(&w, "kind", matrix_kind_word(row->kind));
+    whole(&w, "group", row->group);
+    text(&w, "problem", x->line);
+    text(&w, "pattern", x->pattern);
+    text(&w, "dtype", dtype_name(x->dtype));
+    whole(&w, "batch", x->batch);
+    whole(&w, "q_len", x->q_len);
+    whole(&w, "kv_len", x->kv_len);
+    whole(&w, "heads", x->heads);
+    whole(&w, "kv_heads", x->kv_heads);
+    whole(&w, "head_dim", x->head_dim);
+    number(&w, "ideal_speedup", x->twin_line[0] ? x->ideal_speedup : NAN);
+    number(&w, "intensity", x->bytes_min ? x->flops / (double)x->bytes_min : NAN);
+    text(&w, "unit", matrix_kind_unit(row->kind));
+    whole(&w, "best", row->best);
+    key(&w, "cells");
+    for (int k = 0; k < m->n_columns; k++) {
+        fputs(k ? ",\n" : "[\n", f);
+        cell_object(matrix_at(m, i, k), brief, f);
+    }
+    fputs("]}", f);
+}
+
+static void file_object(const matrix *m, int i, FILE *f) {
+    const bench_report *r = m->reports[i];
+    writer w = {f, 0};
+    fputc('{', f);
+    if (m->paths[i]) text(&w, "path", m->paths[i]);
+    text(&w, "created", r->created);
+    text(&w, "suite", r->suite);
+    text(&w, "version", r->library_version);
+    text(&w, "cpu", r->machine.cpu);
+    text(&w, "os", r->machine.os);
+    number(&w, "other_load", r->machine.other_load);
+    truth(&w, "complete", r->complete);
+    truth(&w, "changed", r->changed);
+    whole(&w, "alone", m->alone[i]);
+    fputc('}', f);
+}
+
+static void write_matrix(const matrix *m, int brief, FILE *f) {
+    fputs("{\"schema\":\"tessera-compare\",\"schema_version\":1,\n\"by_base\":", f);
+    fputs(m->by_base ? "true,\n\"files\":[" : "false,\n\"files\":[", f);
+    for (int i = 0; i < m->n_files; i++) {
+        fputs(i ? ",\n" : "\n", f);
+        file_object(m, i, f);
+    }
+    fputs("],\n\"columns\":[", f);
+    for (int k = 0; k < m->n_columns; k++) {
+        fputs(k ? ",\n" : "\n", f);
+        column_object(m, &m->columns[k], f);
+    }
+    fputs("],\n\"rows\":[", f);
+    for (int i = 0; i < m->n_rows; i++) {
+        fputs(i ? ",\n" : "\n", f);
+        row_object(m, i, brief, f);
+    }
+    fputs("]}\n", f);
+}
+
+void matrix_json(const matrix *m, FILE *f) { write_matrix(m, 0, f); }
+void matrix_brief_json(const matrix *m, FILE *f) { write_matrix(m, 1, f); }

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the programs for `tessera bench --peers` share: requests, answers and inputs.
+
+A peer calls `serve` with a generator that yields (kernel, compute, clock) for each way in which it
+computes a problem, or (kernel, reason) for one that does not take it.
+"""
+
+import json
+import os
+import sys
+import time
+
+ANSWERS = os.fdopen(os.dup(1), "w")  # what a package prints must not stand among the answers
+os.dup2(2, 1)
+
+
+class Refused(Exception):
+    """The problem is none for this peer, for the reason given."""
+
+
+def tell(**fields):
+    ANSWERS.write(json.dumps(fields) + "\n")
+    ANSWERS.flush()
+
+
+def path(request, name):
+    return os.path.join(request["folder"], name)
+
+
+def plain(request):
+    """Refuses what takes more than dense attention of tensors in place."""
+    if request["op"] == "bwd":
+        raise Refused("gradients are not compared")
+    if request["packed"]:
+        raise Refused("sequences of mixed lengths")
+    if request["page"] or request["compact"]:
+        raise Refused("no page tables")
+    if request["pattern"] != "dense":
+        raise Refused(f"no pattern {request['pattern']}")
+
+
+def samples(run, seconds, clock=None):
+    """The first run's time, and those of 3 to 64 rounds. `clock` times a call, by default from
+    outside."""
+    clock = clock or outside
+    start = time.perf_counter()
+    run()
+    clock(run)
+    first = time.perf_counter() - start
+    times, start = [], time.perf_counter()
+    while time.perf_counter() - start < 0.1 and first < 1:
+        clock(run)
+    start = time.perf_counter()
+    while len(times) < 3 or (len(times) < 64 and time.perf_counter() - start < seconds):
+        times.append(clock(run))
+    return first, times
+
+
+def outside(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def serve(name, version, backends, ways):
+    """`ways(request)` yields (kernel, run, clock, store): what is timed, and what writes the output
+    of a run into the file `o`."""
+    tell(name=name, version=version, backends=",".join(backends))
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "problem" not in request:
+            continue
+        try:
+            for kernel, run, clock, store in ways(request):
+                try:
+                    first, times = samples(run, request["seconds"], clock)
+                    store()
+                    tell(kernel=kernel, first_seconds=first, samples_seconds=times)
+                except (Refused, RuntimeError, MemoryError) as error:
+                    tell(kernel=kernel, note=str(error).splitlines()[0][:200] or "refused")
+                sys.stdin.readline()  # the suite has read the output
+        except Refused as reason:
+            tell(kernel="", note=str(reason))
+            sys.stdin.readline()
+        tell(done=True)

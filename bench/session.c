@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "session.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "layers.h"
+#include "line.h"
+#include "options.h"
+#include "report.h"
+#include "text.h"
+
+enum { RUNS_AT_LEAST = 4 /* one that warms up and three timed ones */ };
+/* Bytes and FLOP a second before anything is known. */
+static const double DECODE_GUESS = 4e9, SPEED_GUESS = 1e9;
+/* What kernels reach of their dense speed where they pay for edges of masks, and with gradients. */
+static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
+/* Tensors are filled, read back and compared: all in all so much a byte on a slow core. */
+static const double SECONDS_A_BYTE = 3e-9;
+
+/* ------------------------------------------------------------------ foretelling */
+
+void session_reset_speeds(session *s) {
+    memset(s->speed, 0, sizeof s->speed);
+    memset(s->backward_speed, 0, sizeof s->backward_speed);
+    s->decode_rate = DECODE_GUESS;
+}
+
+void session_find_speed(session *s, uint32_t dtype) {
+    if (s->speed[dtype] != 0) return;
+    progress_now(&s->bar, "measuring the speed of a small problem");
+    s->speed[dtype] = measure_speed(s->runtime, s->device, s->kernel, dtype);
+    if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
+}
+
+static double run_seconds(const session *s, const measure_cost *cost, uint32_t dtype) {
+    if (cost->decode) return (double)cost->bytes / s->decode_rate;
+    double speed = s->speed[dtype] > 0 ? s->speed[dtype] : SPEED_GUESS;
+    if (cost->backward)
+        speed = s->backward_speed[dtype] > 0 ? s->backward_speed[dtype] : BACKWARD_SHARE * speed;
+    return cost->flops / (cost->ideal > 1 ? SPARSE_SHARE * speed : speed);
+}
+
+void session_foretell(session *s, const char *line, session_forecast *f) {
+    measure_cost cost;
+    bench_result shape;
+    memset(f, 0, sizeof *f);
+    memset(&shape, 0, sizeof shape);
+    f->ideal = NAN;
+    measure_describe(line, &shape);
+    if (shape.status == BENCH_FAILED) {
+        snprintf(f->why, sizeof f->why, "%s", shape.note);
+        return;
+    }
+    if (measure_estimate(s->runtime, s->device, s->kernel, line, &cost, f->why, sizeof f->why) != 0)
+        return;
+    f->planned = 1;
+    f->ideal = cost.ideal;
+    f->run = run_seconds(s, &cost, shape.dtype);
+    /* Layers of decode take turns, and all of them are read. */
+    const double once =
+        cost.decode ? fmax((double)cost.bytes, LAYERS_BYTES) / s->decode_rate : f->run;
+    f->seconds = RUNS_AT_LEAST * once + SECONDS_A_BYTE * (double)cost.bytes;
+    f->first_plan = cost.plan_seconds;
+    s->compiling += cost.plan_seconds;
+    snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
+}
+
+static void learn(session *s, const bench_result *x) {
+    if (x->status != BENCH_OK || !(x->median > 0)) return;
+    if (x->decode)
+        s->decode_rate = (double)x->bytes_min / x->median;
+    else if (!x->twin_line[0] && !result_is_decode(x))
+        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / x->median;
+}
+
+/* ------------------------------------------------------------------ results */
+
+const bench_result *session_find(const session *s, const char *family, const char *line) {
+    for (int i = 0; i < s->report->n_results; i++) {
+        const bench_result *x = &s->report->results[i];
+        if (x->device == s->index && !x->peer[0] && strcmp(x->family, family) == 0 &&
+            strcmp(x->line, line) == 0 && (!s->kernel || strcmp(x->kernel, s->kernel) == 0))
+            return x;
+    }
+    return NULL;
+}
+
+/* Adds a result with the family, the twin and the kernel that is asked for. */
+static bench_result *new_result(session *s, const char *family, const char *line) {
+    bench_result *x = report_add_result(s->report);
+    if (!x) return NULL;
+    x->device = s->index;
+    snprintf(x->family, sizeof x->family, "%s", family);
+    if (s->kernel) snprintf(x->kernel, sizeof x->kernel, "%s", s->kernel);
+    suite_twin(line, x->twin_line, sizeof x->twin_line);
+    return x;
+}
+
+int session_skip(session *s, const char *family, const char *line, int status,
+                 const session_forecast *f) {
+    bench_result *x = new_result(s, family, line);
+    if (!x) return -1;
+    measure_describe(line, x);
+    x->status = status;
+    x->need_seconds = status == BENCH_SLOW ? f->seconds : 0;
+    x->estimate_seconds = status == BENCH_SLOW ? f->run : NAN;
+    x->ideal_speedup = f->ideal;
+    if (f->kernel[0]) snprintf(x->kernel, sizeof x->kernel, "%s", f->kernel);
+    snprintf(x->note, sizeof x->note, "%s", f->why);
+    session_tell(s, family, line);
+    return 0;
+}
+
+static void say_failure(session *s, const bench_result *x) {
+    char line[BENCH_LINE + 1024];
+    const bench_device *d = &s->report->devices[s->index];
+    const char *kernel = x->kernel[0] ? x->kernel : s->kernel ? s->kernel : "";
+    snprintf(line, sizeof line,
+             "tessera bench: FAILED on %s%s%s: %s\n  reproduce: TESSERA_BACKEND=%s %s%s%stessera "
+             "bench %s",
+             d->id, kernel[0] ? ", " : "", kernel, x->note, d->id,
+             kernel[0] ? "TESSERA_KERNEL=" : "", kernel, kernel[0] ? " " : "", x->line);
+    progress_say(&s->bar, line);
+    s->failed = 1;
+}
+
+void session_tell(session *s, const char *family, const char *line) {
+    results_derive(s->report);
+    const bench_result *x = session_find(s, family, line);
+    char text[640], tokens[24], time[TEXT_SIZE], rate[TEXT_SIZE], ratio[24], ideal[24], heads[32];
+    if (!x) return;
+    int n = snprintf(text, sizeof text, "%s %s %s, %s tokens, %s heads: ", family, x->pattern,
+                     dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len),
+                     result_heads(x, heads, sizeof heads));
+    if (x->status != BENCH_OK)
+        snprintf(text + n, sizeof text - (size_t)n, "%s: %s",
+                 status_skipped(x->status) ? "skipped" : "failed", x->note);
+    else if (isfinite(x->speedup))
+        snprintf(text + n, sizeof text - (size_t)n, "%s, %s, %s over dense (ideal %s)",
+                 text_seconds(time, sizeof time, x->median),
+                 x->decode ? text_rate(rate, sizeof rate, x->byte_rate, "B/s")
+                           : text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"),
+                 short_ratio(ratio, sizeof ratio, x->speedup),
+                 short_ratio(ideal, sizeof ideal, x->ideal_speedup));
+    else
+        snprintf(text + n, sizeof text - (size_t)n, "%s, %s",
+                 text_seconds(time, sizeof time, x->median),
+                 x->decode ? text_rate(rate, sizeof rate, x->byte_rate, "B/s")
+                           : text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
+    progress_step(&s->bar, text);
+}
+
+/* ------------------------------------------------------------------ measuring */
+
+/* Contestants that are open together, and where their results go. */
+typedef struct field {
+    contestant *all[SESSION_MOST];
+    int at[SESSION_MOST]; /* in the report */
+    int n;
+    uint64_t bytes;
+} field;
+
+/* Opens one more. Returns 1 when there is no room beside the others, -1 when out of memory. */
+static int join(session *s, field *f, const session_entry *e, double seconds,
+                double check_seconds) {
+    measure_limits limits = {seconds, check_seconds, s->host_bytes, s->device_bytes, 0};
+    limits.host_bytes -= f->bytes < limits.host_bytes ? f->bytes : limits.host_bytes;
+    limits.device_bytes -= f->bytes < limits.device_bytes ? f->bytes : limits.device_bytes;
+    contestant *c = calloc(1, sizeof *c);
+    bench_result *x = c ? new_result(s, e->family, e->line) : NULL;
+    if (!x) {
+        free(c);
+        return -1;
+    }
+    c->result = *x;
+    contestant_open(c, s->runtime, s->device, s->kernel, e->line, &limits);
+    const double compiled = c->result.compile_seconds;
+    if (compiled > 0) s->compiling += compiled;
+    /* Where the forecast made the first plan, that one compiled. */
+    if (compiled >= 0)
+        c->result.compile_seconds = fmax(compiled, e->first_plan - c->result.plan_seconds);
+    if (!c->open && c->result.status == BENCH_MEMORY && f->n > 0) {
+        s->report->n_results--; /* it comes again, alone */
+        free(c);
+        return 1;
+    }
+    /* Inputs have copies on the host. */
+    if (c->open) f->bytes += 2 * contestant_bytes(c);
+    f->all[f->n] = c;
+    f->at[f->n++] = s->report->n_results - 1;
+    return 0;
+}
+
+static void finish(session *s, field *f, double seconds, double check_seconds) {
+    const measure_limits limits = {.seconds = seconds, .energy_seconds = s->options->energy};
+    contest(f->all, f->n, &s->report->devices[s->index], &limits);
+    for (int i = 0; i < f->n; i++) {
+        contestant *c = f->all[i];
+        for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
+            peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
+        contestant_close(c);
+        s->report->results[f->at[i]] = c->result;
+        if (c->result.status == BENCH_OK)
+            s->compiling += fmax(c->result.first_seconds - c->result.median, 0);
+        if (c->result.status == BENCH_FAILED) say_failure(s, &c->result);
+        learn(s, &c->result);
+        free(c);
+    }
+    *f = (field){.n = 0};
+}
+
+int session_measure(session *s, const session_entry *entries, int n, int twin, double seconds,
+                    double check_seconds) {
+    field f = {.n = 0};
+    int status = 0;
+    for (int i = 0; i < n && status == 0 && !clock_interrupted(); i++) {
+        char now[160];
+        if (!entries[i].line[0] || session_find(s, entries[i].family, entries[i].line)) continue;
+        /* Where the problem itself has no numbers, its twin would stand alone. */
+        if (twin && i == 1 && f.n == 1 && !f.all[0]->open) break;
+        snprintf(now, sizeof now, "%s %.90s", s->report->devices[s->index].id, entries[i].line);
+        progress_now(&s->bar, now);
+        status = join(s, &f, &entries[i], seconds, check_seconds);
+        if (status != 1) continue;
+        finish(s, &f, seconds, check_seconds);
+        status = join(s, &f, &entries[i], seconds, check_seconds);
+    }
+    finish(s, &f, seconds, check_seconds);
+    return status;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run of the suite knows while it goes from device to device, and the steps that series and
+ * fixed lines share: foretelling, skipping, measuring in turns, telling. */
+#ifndef TESSERA_BENCH_SESSION_H
+#define TESSERA_BENCH_SESSION_H
+
+#include <tessera/tessera.h>
+
+#include "measure.h"
+#include "peers.h"
+#include "progress.h"
+#include "runner.h"
+
+typedef struct session {
+    const run_options *options;
+    bench_report *report;
+    tess_runtime *runtime;
+    tess_device *device;
+    int index;          /* of the device in the report */
+    const char *kernel; /* NULL: the device's choice */
+    /* FLOP/s of the last dense problem in each dtype, forward and backward; 0: not known yet,
+     * negative: the kernel does not take the dtype */
+    double speed[3], backward_speed[3];
+    double decode_rate;  /* B/s of the last decode problem, at first a guess */
+    double deadline;     /* for this device and kernel */
+    double compiling;    /* seconds that went to kernels' first plans, which no budget pays for */
+    uint64_t host_bytes; /* that a problem may take */
+    uint64_t device_bytes;
+    peers *peers; /* NULL: none are wanted */
+    progress bar;
+    int failed;
+} session;
+
+/* What a line would take. `why` says what is wrong when it cannot be planned. */
+typedef struct session_forecast {
+    int planned;
+    double seconds;    /* runs, inputs, check; not compilation */
+    double run;        /* one run */
+    double ideal;      /* speed-up */
+    double first_plan; /* seconds, compilation included */
+    char kernel[64];
+    char why[512];
+} session_forecast;
+
+void session_reset_speeds(session *s);
+/* Measures the speed of a small problem in `dtype` unless it is known. */
+void session_find_speed(session *s, uint32_t dtype);
+void session_foretell(session *s, const char *line, session_forecast *f);
+
+/* The result of a line on the device and kernel of now, or NULL. */
+const bench_result *session_find(const session *s, const char *family, const char *line);
+
+/* Adds a result without numbers, with the reason in f->why. Returns -1 when out of memory. */
+int session_skip(session *s, const char *family, const char *line, int status,
+                 const session_forecast *f);
+
+typedef struct session_entry {
+    const char *family, *line;
+    double first_plan; /* of the forecast, else 0 */
+} session_entry;
+
+enum { SESSION_MOST = 16 }; /* contestants at once */
+
+/* Measures lines in turns, as many of them at once as memory holds, and leaves out what is measured
+ * already. `seconds` is for each. With `twin`, the second line is measured only beside the first.
+ * Returns -1 when out of memory. */
+int session_measure(session *s, const session_entry *entries, int n, int twin, double seconds,
+                    double check_seconds);
+/* Prints one line about a result that is there. */
+void session_tell(session *s, const char *family, const char *line);
+
+/* The fixed lines, and a series of rising lengths, within the time until s->deadline. */
+int run_fixed(session *s);
+int run_series(session *s, const suite_series *e, double share);
+
+#endif

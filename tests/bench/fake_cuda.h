@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How fast the GPU of fake_cuda.c is: bytes and FLOP a second. */
+#ifndef TESSERA_TESTS_BENCH_FAKE_CUDA_H
+#define TESSERA_TESTS_BENCH_FAKE_CUDA_H
+
+#define FAKE_COPY  4.0e12
+#define FAKE_READ  5.0e12
+#define FAKE_F32   5.0e11
+#define FAKE_F16   7.0e14
+#define FAKE_BF16  1.5e12
+#define FAKE_UNITS 3.0e14
+
+#include <stddef.h>
+
+/* What other fake interfaces of the same GPU share. */
+int fake_has(const char *word);
+int fake_pci(char *text, int size, int device);
+int fake_fetch(void *to, const void *from, size_t bytes);
+double fake_now(void);
+void fake_pass(double seconds);
+/* A product of n x n matrices in the order of columns, by the number of CUDA's type. */
+void fake_product(const void *a, const void *b, void *c, int n, int type);
+
+#endif

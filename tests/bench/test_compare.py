@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tessera compare` on made-up results: golden files, every number worked out again, bad input.
+
+    test_compare.py COMMAND [--write]     --write replaces the golden files by what is printed now
+"""
+import csv
+import io
+import json
+import math
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import command  # noqa: E402
+import made_results as made  # noqa: E402
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
+WRITE = "--write" in sys.argv
+SAME = 0.02  # as in bench/matrix.h
+DENSE, SPARSE, DECODE, PAGES, SINGLE, GRADIENTS = [entry[2] for entry in made.LINES]
+
+
+def gpu(n, name="Made-up GPU"):
+    return made.device(f"cuda:{n}", "gpu", name, {"f32": 5e13, "bf16": 7e14}, 3.9e12, 4.2e12)
+
+
+def one_device(factor=1.0, spread=0.02, **changes):
+    """Three problems on one GPU."""
+    times = ((DENSE, 2.4e-4), (SPARSE, 8.4e-5), (DECODE, 4.1e-5))
+    return made.report([gpu(0)], [made.measured(0, line, "cuda/sm90", t * factor, spread)
+                                  for line, t in times], **changes)
+
+
+def eight_devices():
+    """Gaps, ties, and the kernels of two devices beside each other."""
+    devices = [gpu(n, f"Made-up GPU {n}") for n in range(8)]
+    results = []
+    for n in range(8):
+        results.append(made.measured(n, DENSE, "cuda/sm90", 2.4e-4 * (1 + n // 2 * 0.3)))
+        if n % 3:
+            results.append(made.measured(n, DECODE, "cuda/few_rows", 4e-5 * (1 + n * 0.01), 0.04))
+        if n == 7:
+            results.append(made.missing(n, SPARSE, "cuda/sm90", "memory", "needs 90 GiB"))
+    results.append(made.measured(3, DENSE, "cuda/portable", 9e-4))
+    return made.report(devices, results)
+
+
+def version_1(root):
+    """The same as a file of schema 1 would say it."""
+    old = json.loads(json.dumps(root))
+    old["schema_version"] = 1
+    for key in ("lines", "peers", "checksum"):
+        old.pop(key, None)
+    for device in old["devices"]:
+        for key in ("uuid", "pci", "sensors", "energy"):
+            device.pop(key)
+        device["ceilings"] = [c for c in device["ceilings"] if c["what"] != "read"]
+        for ceiling in device["ceilings"]:
+            del ceiling["via"]
+    for result in old["results"]:
+        for key in ("peer", "compile_seconds", "rounds", "runs", "before", "after", "joules"):
+            result.pop(key, None)
+        if result["status"] not in ("ok", "failed"):
+            result["status"] = "skipped"
+    return old
+
+
+class Compare(command.CommandTest):
+    def put(self, name, root):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(made.text(root) if root.get("schema_version") == 2 else json.dumps(root))
+        return name
+
+    def compare(self, *words, code=0):
+        done = self.call("compare", *words, folder=self.folder.name)
+        self.assertEqual(done.code, code, done.err)
+        return done
+
+    def read(self, name):
+        with open(self.path(name), encoding="utf-8") as file:
+            return file.read()
+
+    def golden(self, name, text):
+        path = os.path.join(GOLDEN, name)
+        if WRITE:
+            os.makedirs(GOLDEN, exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(text, file.read(), f"{name}: test_compare.py COMMAND --write")
+
+    # -------------------------------------------------------------- golden files
+
+    def test_golden(self):
+        self.put("vendors.json", made.example())
+        self.put("a.json", one_device())
+        # 1 % faster, within the spread; then 1.3 times slower
+        self.put("b.json", one_device(0.99, created="2026-01-03T03:04:05Z"))
+        self.put("c.json", one_device(1.3, created="2026-01-04T03:04:05Z"))
+        self.put("eight.json", eight_devices())
+        old = version_1(one_device(1.1))
+        self.put("old.json", old)
+        for name, words in (("vendors", ["vendors.json"]),
+                            ("one", ["a.json"]),
+                            ("versions", ["a.json", "b.json", "c.json"]),
+                            ("base", ["vendors.json", "--base", "opencl:0"]),
+                            ("eight", ["eight.json"]),
+                            ("schema1", ["old.json", "a.json", "--base", "a.json"])):
+            done = self.compare(*words, "--md", "out.md")
+            self.golden(name + ".txt", done.out)
+            self.golden(name + "-markdown.txt", self.read("out.md"))
+
+    # -------------------------------------------------------------- every number again
+
+    def check_cells(self, root, base=None, **words):
+        """Every line of the CSV, and every cell of the JSON, from the file alone."""
+        self.put("x.json", root)
+        options = ["--base", base] if base else []
+        self.compare("x.json", "--csv", "x.csv", "--json", "x2.json", *options)
+        rows = list(csv.DictReader(io.StringIO(self.read("x.csv"))))
+        self.assertEqual(len(rows), len(root["results"]))
+        matrix = json.loads(self.read("x2.json"))
+        names = [d["id"] for d in root["devices"]]
+
+        def find(row):
+            found = [r for r in root["results"] if r["problem"] == row["problem"] and
+                     names[r["device"]] == row["device"] and r["peer"] == row["peer"] and
+                     r["kernel"] == row["kernel"]]
+            self.assertEqual(len(found), 1, row)
+            return found[0]
+
+        def same(x, y):
+            return (x["q1_seconds"] <= y["q3_seconds"] and y["q1_seconds"] <= x["q3_seconds"] or
+                    abs(x["median_seconds"] / y["median_seconds"] - 1) <= SAME)
+
+        checked = 0
+        for row in rows:
+            result = find(row)
+            self.assertEqual(row["status"], result["status"])
+            if result["status"] != "ok":
+                self.assertEqual(row["median_seconds"] + row["rate"] + row["place"], "")
+                continue
+            median = result["median_seconds"]
+            self.assertAlmostEqual(float(row["median_seconds"]) / median, 1, places=8)
+            decode = result["op"] == "decode"
+            self.assertEqual(row["kind"], {"fwd": "prefill", "bwd": "backward",
+                                           "decode": "decode"}[result["op"]])
+            self.assertEqual(row["rate_unit"], "B/s" if decode else "FLOP/s")
+            work = result["bytes_min"] if decode else result["flops"]
+            self.assertAlmostEqual(float(row["rate"]) * median / work, 1, places=7)
+            limits = root["devices"][result["device"]]["ceilings"]
+            usable = [c["rate"] for c in limits if c["what"] != "gemm"] if decode else \
+                [c["rate"] for c in limits if c.get("dtype") in (result["dtype"], "f32")]
+            if usable:
+                share = work / median / max(usable)
+                self.assertAlmostEqual(float(row["limit_share"]) / share, 1, places=7)
+            others = [r for r in root["results"] if r["problem"] == result["problem"] and
+                      r["status"] == "ok"]
+            best = min(others, key=lambda r: r["median_seconds"])
+            place = "" if len(others) < 2 else "best" if result is best else \
+                "level" if same(result, best) else ""
+            self.assertEqual(row["place"], place, row)
+            if base:
+                than = [r for r in others if names[r["device"]] == base and not r["peer"]]
+                if than and result is not than[0]:
+                    self.assertAlmostEqual(float(row["ratio"]),
+                                           than[0]["median_seconds"] / median, places=7)
+                    self.assertEqual(row["no_difference"] == "1", same(result, than[0]))
+            checked += 1
+        cells = [c for r in matrix["rows"] for c in r["cells"] if c]
+        self.assertEqual(len(cells), len(rows))
+        self.assertEqual(sorted(round(c["median"] * 1e12) for c in cells if c["status"] == "ok"),
+                         sorted(round(float(r["median_seconds"]) * 1e12) for r in rows
+                                if r["status"] == "ok"))
+        for k, column in enumerate(matrix["columns"]):
+            mine = [(r["cells"][k], r["cells"][column["base"]]) for r in matrix["rows"]] \
+                if column["base"] >= 0 else []
+            both = [math.log(b["median"] / c["median"]) for c, b in mine
+                    if c and b and c["status"] == b["status"] == "ok"]
+            self.assertEqual(column["mean"]["count"], len(both))
+            if both:
+                self.assertAlmostEqual(math.log(column["mean"]["ratio"]), sum(both) / len(both),
+                                       places=5)
+        return checked
+
+    def test_cells(self):
+        self.assertEqual(self.check_cells(made.example()), 24)
+        self.assertEqual(self.check_cells(made.example(), "opencl:0"), 24)
+        self.assertEqual(self.check_cells(eight_devices()), 14)
+
+    # -------------------------------------------------------------- files of one machine
+
+    def test_two_runs_of_one_machine(self):
+        self.put("a.json", one_device(spread=0.004))
+        self.put("b.json", one_device(1.015, spread=0.004))
+        done = self.compare("a.json", "b.json", "--fail-below", "0.99")
+        self.assertRegex(done.out, r"\nB Made-up GPU \(cuda\): .* 3 common problems, 0 of which "
+                                   r"differ: no difference\n")
+
+    def test_fail_below(self):
+        self.put("a.json", one_device())
+        self.put("b.json", one_device(1.2))
+        self.compare("a.json", "b.json", "--fail-below", "0.8")
+        done = self.compare("a.json", "b.json", "--fail-below", "0.95", code=1)
+        self.assertIn("reaches 0.833 of A Made-up GPU (cuda) over 3 problems", done.err)
+        self.compare("b.json", "a.json", "--fail-below", "0.95")
+        self.compare("a.json", "b.json", "--base", "b.json", "--fail-below", "0.95")
+        for bad in ("", "fast", "0", "-1", "nan", "inf", "1x"):
+            self.refuse(2, "--fail-below", "compare", self.path("a.json"), self.path("b.json"),
+                        "--fail-below", bad)
+        self.refuse(2, ("--base", "nobody", "cuda:0"), "compare", self.path("a.json"), "--base",
+                    "nobody")
+
+    def test_files_of_different_suites(self):
+        self.put("a.json", one_device())
+        other = one_device(suite="quick")
+        for result in other["results"]:
+            result["problem"] += " scale=0.5"
+            result["dense_twin"] = ""
+        self.put("b.json", other)
+        self.refuse(1, ("no problem in common", "a.json has 3 of suite 'vendors'",
+                        "b.json has 3 of suite 'quick'"), "compare", self.path("a.json"),
+                    self.path("b.json"))
+        other["results"][0]["problem"] = DENSE
+        self.put("b.json", other)
+        done = self.compare("a.json", "b.json")
+        self.assertIn("2 of the problems are in A alone and left out.", done.out)
+        self.assertIn("2 of the problems are in B alone and left out.", done.out)
+
+    def test_changed_file(self):
+        self.put("a.json", made.example())
+        text = self.read("a.json").replace("cuda/sm90", "cuda/sm91", 1)
+        with open(self.path("a.json"), "w", encoding="utf-8") as file:
+            file.write(text)
+        done = self.compare("a.json", "--html", "a.html", "--md", "a.md")
+        for form in (done.out, self.read("a.html"), self.read("a.md")):
+            self.assertIn("its checksum is wrong", form)
+
+    def test_costs(self):
+        """What a device tells of itself stands in the page where it told something."""
+        root = one_device()
+        self.put("a.json", root)
+        self.compare("a.json", "--html", "a.html")
+        page = self.read("a.html")
+        self.assertIn("<td>1.98 GHz, 350 W, 41 °C</td><td>1.98 GHz, 350 W, 44 °C</td>", page)
+        self.assertNotIn("tokens a joule", page)
+        root["results"][0]["joules"] = 0.25
+        self.put("a.json", root)
+        self.compare("a.json", "--html", "a.html")
+        self.assertIn("<td>0.25</td><td>1.64e+04</td>", self.read("a.html"))  # 4096 / 0.25
+
+    # -------------------------------------------------------------- bad input
+
+    def test_nothing_escapes(self):
+        """What stands in a file never becomes a part of the page, the table or the terminal."""
+        evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&|`*"
+        root = made.example()
+        for device in root["devices"]:
+            device["name"] = evil
+            device["ceilings"][0]["library"] = evil
+        for result in root["results"]:
+            result["note"] = evil
+            result["kernel"] = "k" + evil[:50]
+        root["machine"]["cpu"] = root["suite"] = root["created"] = evil[:39]
+        self.put("a.json", root)
+        self.compare("a.json", "--html", "a.html", "--md", "a.md", "--csv", "a.csv", "--json",
+                     "b.json", "--title", evil)
+        page = self.read("a.html")
+        self.assertNotIn("<script>alert", page)
+        self.assertNotIn("<img", page)
+        ends = page.count("</script")
+        self.assertEqual(page.count("<script"), ends)
+        self.assertNotIn("<script", self.read("a.md").replace("\\<", ""))
+        self.assertEqual(json.loads(self.read("b.json"))["columns"][0]["device"], evil)
+        rows = list(csv.reader(io.StringIO(self.read("a.csv"))))
+        self.assertEqual({len(row) for row in rows}, {len(rows[0])})
+
+    def test_times(self):
+        """Times that are none are refused by name; so is a file that is no JSON, or cut off."""
+        for value in (-1, 0, 1e12, "1", None, [], True):
+            root = one_device()
+            root["results"][1]["median_seconds"] = value
+            self.put("bad.json", root)
+            self.refuse(1, ("bad.json", "results[1].median_seconds"), "compare",
+                        self.path("bad.json"))
+        whole = made.text(one_device())
+        for text in (whole.replace("0.00024", "NaN", 1), whole.replace("0.00024", "-1e400", 1),
+                     whole[:-200], whole.replace('"schema_version": 2', '"schema_version": 3')):
+            with open(self.path("bad.json"), "w", encoding="utf-8") as file:
+                file.write(text)
+            self.refuse(1, "bad.json", "compare", self.path("bad.json"))
+
+    def test_large(self):
+        root = one_device()
+        root["settings"] = [{"name": "x", "value": "y" * 50_000_000, "source": "file"}]
+        self.put("large.json", root)
+        self.compare("large.json", "--html", "a.html")
+        self.assertLess(len(self.read("a.html")), 400_000)
+        root = one_device()
+        root["results"] *= 7000
+        self.put("large.json", root)
+        self.refuse(1, ("large.json", "results", "too many"), "compare", self.path("large.json"))
+
+
+if __name__ == "__main__":
+    if WRITE:
+        sys.argv.remove("--write")
+    command.main()

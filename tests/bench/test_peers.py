@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers of the bench suite: what they compute is checked, and none of them can harm a run."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PEERS = os.path.join(HERE, "..", "..", "bench", "peers")
+COMMAND = os.path.abspath(sys.argv.pop(1))
+PROBLEM = ("heads=2", "q_len=32", "head_dim=8", "pattern=dense")
+
+# Says what the test wants to hear about a problem; `{}` is a line of Python.
+FALSE_PEER = """
+import json, os, sys, time
+def tell(**fields):
+    print(json.dumps(fields), flush=True)
+tell(name="False", version="1", backends="cpu")
+for line in sys.stdin:
+    request = json.loads(line)
+    if "problem" not in request:
+        continue
+    out = os.path.join(request["folder"], "o")
+    {}
+    sys.stdin.readline()
+    tell(done=True)
+"""
+ZEROS = "open(out, 'wb').write(bytes(2 * 32 * 8 * 4)); "
+
+
+class Peers(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="tessera-peers-test-")
+        self.addCleanup(self.folder.cleanup)
+
+    def measure(self, peers, *problem):
+        path = os.path.join(self.folder.name, "a.json")
+        done = subprocess.run([COMMAND, "bench", *(problem or PROBLEM), "--no-ceilings",
+                               "--no-planning", "--backends", "cpu", "--peers", peers, "--json",
+                               path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" +
+                                       os.environ["PATH"]))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(path) as file:
+            report = json.load(file)
+        own = [result for result in report["results"] if not result["peer"]]
+        self.assertEqual({result["status"] for result in own}, {"ok"})
+        return report, [result for result in report["results"] if result["peer"]]
+
+    def false_peer(self, line):
+        path = os.path.join(self.folder.name, "false.py")
+        with open(path, "w") as file:
+            file.write(FALSE_PEER.format(line))
+        return self.measure(path)
+
+    def test_example(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("this Python has no NumPy (Debian: python3-numpy)")
+        example = os.path.join(PEERS, "numpy_attention.py")
+        for words in (PROBLEM, ("heads=4", "kv_heads=2", "q_len=16", "kv_len=48", "head_dim=16",
+                                "dtype=f16", "pattern=dense"),
+                      ("heads=4", "kv_len=64", "op=decode", "head_dim=16", "batch=2",
+                       "pattern=dense")):
+            report, (result,) = self.measure(example, *words)
+            self.assertEqual(report["peers"],
+                             [{"name": "NumPy", "version": numpy.__version__, "note": ""}])
+            self.assertEqual((result["status"], result["kernel"], result["peer"]),
+                             ("ok", "numpy/matmul", "NumPy"), result["note"])
+            self.assertGreater(result["checked_rows"], 0)
+            self.assertGreaterEqual(result["rounds"], 3)
+        report, (result,) = self.measure(example, *PROBLEM, "dtype=bf16")
+        self.assertEqual((result["status"], result["note"]), ("refused", "NumPy has no bf16"))
+        report, results = self.measure(example, "heads=2", "q_len=64", "head_dim=8", "block=16",
+                                       "local=1", "stride=2")
+        self.assertEqual([result["status"] for result in results], ["refused", "ok"])
+
+    def test_wrong_result(self):
+        _, (result,) = self.false_peer(ZEROS + "tell(kernel='k', samples_seconds=[1, 2, 3])")
+        self.assertEqual(result["status"], "failed")
+        self.assertIn("wrong result: ", result["note"])
+        self.assertNotIn("median_seconds", result)
+
+    def test_no_result(self):
+        for line, note in (
+                ("tell(kernel='k', samples_seconds=[1, 2, 3])", "no output of the right size"),
+                ("open(out, 'wb').write(b'x'); tell(kernel='k', samples_seconds=[1])",
+                 "no output of the right size"),
+                (ZEROS + "tell(kernel='k', samples_seconds=[-1])", "no time"),
+                (ZEROS + "tell(kernel='k', samples_seconds=[])", "no times"),
+                (ZEROS + "tell(kernel='k')", "no times"),
+                ("tell(kernel='k\\n', note='has none\\x1b[31m')", "has none?[31m")):
+            _, (result,) = self.false_peer(line)
+            self.assertIn(note, result["note"])
+            self.assertNotIn("\x1b", result["note"])
+
+    def test_bad_ends(self):
+        for line, note in (("sys.exit(3)", "ended"), ("print('hello', flush=True)", "no JSON"),
+                           ("print('[1]', flush=True)", "no JSON"),
+                           ("os.kill(os.getpid(), 9)", "ended")):
+            report, results = self.false_peer(line)
+            self.assertEqual(results, [], line)
+            self.assertIn(note, report["peers"][0]["note"])
+
+    def test_not_there(self):
+        report, results = self.measure("/nowhere/peer,/nowhere/other.py")
+        self.assertEqual(results, [])
+        self.assertEqual([(peer["name"], bool(peer["note"])) for peer in report["peers"]],
+                         [("peer", True), ("other.py", True)])
+
+
+if __name__ == "__main__":
+    unittest.main()

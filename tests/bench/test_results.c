@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Result files: what is written is read, what follows from it is computed, and damage shows. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/testlib.h"
+
+#include "checksum.h"
+#include "json.h"
+
+static const char *example, *old_file;
+
+static void read_file(const char *path, bench_report *r) {
+    char error[512] = "";
+    if (json_read(r, path, error, sizeof error) != 0) fail_msg("%s", error);
+}
+
+static char *written(const bench_report *r, size_t *size) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, size);
+    assert_non_null(f);
+    assert_int_equal(json_write(r, f), 0);
+    assert_int_equal(fclose(f), 0);
+    return text;
+}
+
+static const bench_result *find(const bench_report *r, int device, const char *peer,
+                                const char *start) {
+    for (int i = 0; i < r->n_results; i++)
+        if (r->results[i].device == device && strcmp(r->results[i].peer, peer) == 0 &&
+            strncmp(r->results[i].line, start, strlen(start)) == 0)
+            return &r->results[i];
+    fail_msg("no result of %s on device %d", start, device);
+    return NULL;
+}
+
+/* Every record of a file survives being written and read again. */
+static void test_round_trip(void **state) {
+    (void)state;
+    bench_report first, second;
+    char error[512], *once, *twice;
+    size_t size, again;
+    read_file(example, &first);
+    assert_int_equal(first.changed, 0);
+    assert_int_equal(first.schema_version, 2);
+    once = written(&first, &size);
+    assert_int_equal(json_parse(&second, once, size, error, sizeof error), 0);
+    assert_int_equal(second.changed, 0);
+    twice = written(&second, &again);
+    assert_int_equal(again, size);
+    assert_memory_equal(once, twice, size);
+    assert_int_equal(second.n_lines, 6);
+    assert_int_equal(second.n_peers, 2);
+    assert_int_equal(second.n_results, first.n_results);
+    for (int i = 0; i < first.n_results; i++) {
+        const bench_result *x = &first.results[i], *y = &second.results[i];
+        assert_int_equal(x->status, y->status);
+        assert_string_equal(x->peer, y->peer);
+        assert_string_equal(x->line, y->line);
+        assert_string_equal(x->note, y->note);
+        assert_true(x->status == BENCH_OK ? x->median == y->median && x->runs == y->runs
+                                          : x->need_seconds == y->need_seconds);
+    }
+    const bench_result *x = find(&second, 1, "", "dtype=bf16");
+    assert_true(x->before.temperature_celsius == 41 && x->after.temperature_celsius == 44);
+    assert_true(x->before.clock_hz == 1.98e9 && isnan(x->joules));
+    assert_string_equal(second.devices[3].ceilings[0].via, "cuda:0");
+    free(once);
+    free(twice);
+    report_free(&first);
+    report_free(&second);
+}
+
+static void test_derived(void **state) {
+    (void)state;
+    bench_report r;
+    read_file(example, &r);
+    assert_true(device_same(&r.devices[1], &r.devices[2]));
+    assert_false(device_same(&r.devices[0], &r.devices[4]));
+    /* without UUID and address nothing is known to be the same */
+    assert_false(device_same(&r.devices[0], &r.devices[0]));
+    const bench_result *dense = find(&r, 1, "", "dtype=bf16 heads=32 kv_heads=8 head_dim=128 q_le"),
+                       *decode = find(&r, 1, "", "op=decode"), *noisy = find(&r, 0, "", "op=dec"),
+                       *own = find(&r, 4, "", "op=decode");
+    assert_false(dense->noisy);
+    assert_true(fabs(dense->spread - 0.02) < 1e-12);
+    assert_true(fabs(dense->limit_share - 1.374e11 / 2.4e-4 / 7e14) < 1e-12);
+    assert_int_equal(r.devices[1].ceilings[dense->limit_ceiling].unit, BENCH_GEMM);
+    assert_int_equal(r.devices[1].ceilings[decode->limit_ceiling].unit, BENCH_READ);
+    assert_true(fabs(decode->limit_share - 134234112 / 4.1e-5 / 4.2e12) < 1e-12);
+    assert_true(noisy->noisy);
+    assert_true(r.devices[4].ceilings[own->limit_ceiling].own_loop);
+    int suspects = 0;
+    for (int i = 0; i < r.n_results; i++) {
+        const bench_result *x = &r.results[i];
+        suspects += x->suspect;
+        assert_true(!x->suspect || (x->device == 2 && x->speedup > x->ideal_speedup));
+        assert_true(x->status == BENCH_OK || (x->note[0] && isnan(x->limit_share)));
+    }
+    assert_int_equal(suspects, 1);
+    report_free(&r);
+}
+
+/* One byte is damaged at a time; what can still be read is told to be changed. */
+static void test_damage(void **state) {
+    (void)state;
+    bench_report r;
+    char error[512];
+    size_t size;
+    read_file(example, &r);
+    char *text = written(&r, &size);
+    report_free(&r);
+    assert_true(checksum_right(text, size));
+    assert_true(checksum_right(text, size - 1)); /* without the last end of line */
+    int read = 0;
+    for (size_t i = 0; i < size; i += 97) {
+        const char was = text[i];
+        text[i] = (char)(was ^ 1);
+        assert_false(checksum_right(text, size));
+        if (i % 970 == 0 && json_parse(&r, text, size, error, sizeof error) == 0) {
+            assert_int_equal(r.changed, 1);
+            report_free(&r);
+            read++;
+        }
+        text[i] = was;
+    }
+    assert_true(read > 3);
+    char *last = text + size - strlen("0\"\n}\n"); /* digit of the sum */
+    *last = *last == '0' ? '1' : '0';
+    assert_false(checksum_right(text, size));
+    assert_int_equal(json_parse(&r, text, size, error, sizeof error), 0);
+    assert_int_equal(r.changed, 1);
+    report_free(&r);
+    assert_false(checksum_right("", 0));
+    assert_false(checksum_right("\"checksum\"", 10));
+    assert_false(checksum_right("\"checksum\": \"crc32:", 19));
+    free(text);
+}
+
+/* The CRC-32 that everybody else computes. */
+static void test_known_sum(void **state) {
+    (void)state;
+    char text[CHECKSUM_TEXT];
+    checksum_text("123456789", 9, text);
+    assert_string_equal(text, "crc32:cbf43926");
+}
+
+/* A file of version 1 has no checksum, and tells in words why something was not run. */
+static void test_version_1(void **state) {
+    (void)state;
+    static const char form[] =
+        "{\"schema\":\"tessera-bench\",\"schema_version\":%d,\"machine\":{\"cpu\":\"c\"},"
+        "\"devices\":[{\"id\":\"cpu:0\"}],\"results\":["
+        "{\"status\":\"skipped\",\"device\":0,\"problem\":\"a\",\"dtype\":\"f32\",%s}]}";
+    static const struct {
+        const char *words;
+        int status;
+    } cases[] = {
+        {"\"need_seconds\":3,\"note\":\"would take about 3 s\"", BENCH_SLOW},
+        {"\"note\":\"needs about 3 GiB of memory, 2 GiB may be used\"", BENCH_MEMORY},
+        {"\"note\":\"interrupted\"", BENCH_INTERRUPTED},
+        {"\"note\":\"no such type\"", BENCH_REFUSED},
+    };
+    bench_report r;
+    char text[512], error[512];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int n = snprintf(text, sizeof text, form, 1, cases[i].words);
+        assert_int_equal(json_parse(&r, text, (size_t)n, error, sizeof error), 0);
+        assert_int_equal(r.results[0].status, cases[i].status);
+        assert_int_equal(r.changed, 0);
+        report_free(&r);
+        n = snprintf(text, sizeof text, form, 2, cases[i].words);
+        assert_int_equal(json_parse(&r, text, (size_t)n, error, sizeof error), -1);
+        assert_non_null(strstr(error, "results[0].status: "));
+    }
+    read_file(old_file, &r);
+    assert_int_equal(r.schema_version, 1);
+    assert_true(r.n_results > 0);
+    report_free(&r);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    example = argv[1];
+    old_file = argv[2];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_derived),
+        cmocka_unit_test(test_damage),     cmocka_unit_test(test_known_sum),
+        cmocka_unit_test(test_version_1),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fixed suite: what its lines cover, and that they are the lines of other files too. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/testlib.h"
+
+#include "line.h"
+#include "suite.h"
+#include "vendors.h"
+
+static bench_line *lines;
+static int n_lines;
+
+static int setup(void **state) {
+    (void)state;
+    return vendors_lines(NULL, &lines, &n_lines);
+}
+
+static int teardown(void **state) {
+    (void)state;
+    free(lines);
+    return 0;
+}
+
+static int count(const char *word) {
+    int n = 0;
+    for (int i = 0; i < n_lines; i++) n += strstr(lines[i].line, word) != NULL;
+    return n;
+}
+
+/* A problem given by words is written as the suite writes it, so that both meet in a comparison. */
+static void test_lines_are_canonical(void **state) {
+    (void)state;
+    assert_true(n_lines >= 36);
+    for (int i = 0; i < n_lines; i++) {
+        char error[256], line[BENCH_LINE];
+        problem p;
+        assert_int_equal(line_parse(&p, lines[i].line, error, sizeof error), 0);
+        assert_int_equal(line_format(&p, line, sizeof line), 0);
+        assert_string_equal(line, lines[i].line);
+        problem_free(&p);
+        assert_true(lines[i].title[0]);
+        for (int j = 0; j < i; j++) {
+            assert_string_not_equal(lines[j].line, lines[i].line);
+            assert_string_not_equal(lines[j].title, lines[i].title);
+        }
+    }
+}
+
+static void test_twins_are_in_the_suite(void **state) {
+    (void)state;
+    for (int i = 0; i < n_lines; i++) {
+        char twin[BENCH_LINE];
+        int found = 0;
+        assert_int_equal(suite_twin(lines[i].line, twin, sizeof twin), 0);
+        for (int j = 0; j < n_lines; j++)
+            found |= !twin[0] || (strcmp(lines[j].line, twin) == 0 &&
+                                  strcmp(lines[j].family, lines[i].family) == 0);
+        if (!found) fail_msg("no dense twin of %s", lines[i].line);
+    }
+}
+
+static void test_coverage(void **state) {
+    (void)state;
+    static const char *const words[] = {
+        "dtype=f16",      "dtype=bf16",   "head_dim=64 ", "head_dim=128 ",         "kv_heads=8",
+        "q_len=1024 ",    "q_len=4096 ",  "q_len=16384 ", "kv_len=4096 op=decode", "page=64",
+        "kv_len=131072 ", "op=bwd",       "local=8",      "pattern=window",        "compact=1",
+        "q_len=512 ",     "pattern=dense"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!count(words[i])) fail_msg("no line has %s", words[i]);
+    assert_true(count("dtype=") < n_lines);     /* f32 */
+    assert_true(count("kv_heads=8") < n_lines); /* heads with K and V of their own too */
+    assert_int_equal(count("heads_total"), 0);
+}
+
+static void test_types(void **state) {
+    (void)state;
+    bench_line *some = NULL;
+    int n = 0;
+    assert_int_equal(vendors_lines("f16", &some, &n), 0);
+    assert_int_equal(n, count("dtype=f16"));
+    assert_int_equal(vendors_lines("f32,bf16", &some, &n), 0); /* appends */
+    assert_int_equal(n, n_lines);
+    assert_int_equal(vendors_lines("f64", &some, &n), -3);
+    assert_int_equal(vendors_lines("f16,f16", &some, &n), -3);
+    assert_int_equal(n, n_lines);
+    free(some);
+}
+
+static void test_titles(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"heads=32 kv_heads=8 head_dim=128 q_len=4096 dtype=bf16 local=8 stride=16",
+         "Prefill 4k, S2, bf16, 32/8 x 128"},
+        {"heads=4 head_dim=64 batch=2 kv_len=4096 op=decode page=64 pattern=dense",
+         "Decode 4k, dense, f32, 4/4 x 64, 2 sequences, pages"},
+        {"heads=4 head_dim=64 q_len=512 kv_len=1024 pattern=dense",
+         "Chunk 512 on 1k, dense, f32, 4/4 x 64"},
+    };
+    char title[96];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(vendors_title(cases[i][0], title, sizeof title), 0);
+        assert_string_equal(title, cases[i][1]);
+    }
+    assert_int_equal(vendors_title("heads=0", title, sizeof title), -1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lines_are_canonical),
+        cmocka_unit_test(test_twins_are_in_the_suite),
+        cmocka_unit_test(test_coverage),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_titles),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

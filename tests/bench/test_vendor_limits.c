@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Limits of an NVIDIA GPU through a driver and a cuBLAS that are fake: which of them are found,
+ * what the rates are, and what stands in where something is missing. */
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tessera/tessera.h>
+
+#include "common/testlib.h"
+
+#include "ceilings.h"
+#include "fake_cuda.h"
+#include "limits/gpu.h"
+
+#define UUID "00102030-4050-6070-8090-a0b0c0d0e0f0"
+#define PCI  "0000:1a:00.0"
+
+static void say_nothing(void *user, const char *text) { (void)user, (void)text; }
+
+static bench_device *add(bench_report *r, const char *id, const char *uuid) {
+    bench_device *d = report_add_device(r);
+    assert_non_null(d);
+    snprintf(d->id, sizeof d->id, "%s", id);
+    snprintf(d->backend, sizeof d->backend, "%.*s", (int)strcspn(id, ":"), id);
+    snprintf(d->kind, sizeof d->kind, "gpu");
+    snprintf(d->name, sizeof d->name, "Fake GPU");
+    snprintf(d->uuid, sizeof d->uuid, "%s", uuid);
+    d->memory_bytes = 1u << 28;
+    return d;
+}
+
+static void measure(bench_report *r) {
+    limits_server *s = ceilings_start();
+    assert_non_null(s);
+    assert_int_equal(ceilings_measure(s, r, 0.01, say_nothing, NULL), 0);
+    ceilings_stop(s);
+}
+
+static const bench_ceiling *find(const bench_device *d, int unit, uint32_t dtype) {
+    for (int i = 0; i < d->n_ceilings; i++)
+        if (d->ceilings[i].unit == unit && d->ceilings[i].dtype == dtype) return &d->ceilings[i];
+    return NULL;
+}
+
+static void assert_rate(const bench_device *d, int unit, uint32_t dtype, double rate, int own) {
+    const bench_ceiling *c = find(d, unit, dtype);
+    if (!c)
+        fail_msg("%s: no ceiling %d of %s: %s", d->id, unit, dtype_name(dtype), d->ceiling_note);
+    if (!(fabs(c->rate / rate - 1) < 1e-3)) fail_msg("%s: %g, not %g", d->id, c->rate, rate);
+    assert_int_equal(c->own_loop, own);
+    assert_true(c->n_samples >= 5);
+}
+
+static void test_identity(void **state) {
+    (void)state;
+    bench_report r = {.n_devices = 0};
+    bench_device *d = add(&r, "cuda:0", "");
+    ceilings_identify(d);
+    assert_string_equal(d->uuid, UUID);
+    assert_string_equal(d->pci, PCI);
+    d = add(&r, "hip:0", "");
+    ceilings_identify(d);
+    assert_string_equal(d->uuid, "11111111-1111-1111-1111-111111111111");
+    assert_true(d->pci[0]);
+    report_free(&r);
+}
+
+/* cuBLAS counts for every interface of the GPU, and for no other device. */
+static void test_library(void **state) {
+    (void)state;
+    bench_report r = {.n_devices = 0};
+    unsetenv("FAKE_GPU");
+    add(&r, "opencl:0", UUID);
+    add(&r, "cuda:0", UUID);
+    add(&r, "vulkan:0", UUID);
+    add(&r, "opencl:7", "11102030-4050-6070-8090-a0b0c0d0e0f0");
+    measure(&r);
+    for (int i = 0; i < 3; i++) {
+        const bench_device *d = &r.devices[i];
+        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
+        assert_rate(d, BENCH_READ, 0, FAKE_READ, 1);
+        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 0);
+        assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_BF16, 0);
+        assert_rate(d, BENCH_GEMM, TESS_F16, FAKE_F16, 0);
+        const bench_ceiling *c = find(d, BENCH_GEMM, TESS_F16);
+        assert_string_equal(c->library, "cuBLAS 13.1.2");
+        assert_string_equal(c->via, i == 1 ? "" : "cuda:0");
+        assert_int_equal(c->size, 8192);
+        assert_int_equal(find(d, BENCH_GEMM, TESS_BF16)->size, 2048);
+    }
+    assert_int_equal(r.devices[3].n_ceilings, 0);
+    assert_true(r.devices[3].ceiling_note[0]);
+    report_free(&r);
+}
+
+/* Without a library loops drive the matrix units, or the multiply-adds where there are none. */
+static void test_loops(void **state) {
+    static const char *const words[] = {"broken", "wrong", "broken old"};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        bench_report r = {.n_devices = 0};
+        setenv("FAKE_GPU", words[i], 1);
+        const bench_device *d = add(&r, "cuda:0", UUID);
+        measure(&r);
+        d = &r.devices[0];
+        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
+        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 1);
+        if (i < 2) assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_UNITS, 1);
+        if (i < 2) assert_rate(d, BENCH_GEMM, TESS_F16, FAKE_UNITS, 1);
+        if (i == 2) assert_null(find(d, BENCH_GEMM, TESS_F16));
+        assert_non_null(strstr(d->ceiling_note, i == 1 ? "wrong" : "cublasCreate: status 1"));
+        report_free(&r);
+    }
+    unsetenv("FAKE_GPU");
+}
+
+static void test_hip(void **state) {
+    (void)state;
+    bench_report r = {.n_devices = 0};
+    unsetenv("FAKE_GPU");
+    add(&r, "vulkan:0", UUID);
+    add(&r, "hip:0", UUID);
+    measure(&r);
+    for (int i = 0; i < 2; i++) {
+        const bench_device *d = &r.devices[i];
+        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
+        assert_rate(d, BENCH_READ, 0, FAKE_READ, 1);
+        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 0);
+        assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_BF16, 0);
+        assert_string_equal(find(d, BENCH_GEMM, TESS_F32)->library, "rocBLAS 4.2.0");
+        assert_string_equal(find(d, BENCH_GEMM, TESS_F32)->via, i ? "" : "hip:0");
+    }
+    report_free(&r);
+    r = (bench_report){.n_devices = 0};
+    setenv("FAKE_GPU", "broken", 1);
+    add(&r, "hip:0", UUID);
+    measure(&r);
+    assert_rate(&r.devices[0], BENCH_GEMM, TESS_F32, FAKE_F32, 1);
+    assert_rate(&r.devices[0], BENCH_GEMM, TESS_F16, FAKE_UNITS, 1);
+    report_free(&r);
+    unsetenv("FAKE_GPU");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_library),
+        cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_hip),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
