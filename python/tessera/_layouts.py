@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import OrderedDict
 
-from . import _errors, _native, _runtime, patterns
+from . import _native, _runtime, patterns
 
 _KEPT = 64  # layouts; a mask of the user's is the only large one
 _lock = threading.Lock()
@@ -37,10 +37,6 @@ class Layout:
             max_tokens=max_tokens,
         )
         if numbers.ids is not None:
-            if not hasattr(_native.LayoutDesc, "head_ids"):
-                raise _errors.Unsupported(
-                    f"pattern: head_ids: only ids that follow each other, got {list(numbers.ids)}"
-                )
             ids = (ctypes.c_int32 * heads)(*numbers.ids)
             desc.head_ids = ctypes.addressof(ids)
         _native.call(

@@ -86,6 +86,7 @@ LayoutDesc = _structure(
     (ptr, "pattern"),
     (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
     (i64, "max_tokens max_chunk"),
+    (ptr, "head_ids"),
 )
 LayoutInfo = _structure(
     "tess_layout_info",
@@ -266,6 +267,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "tess_layout_pages": (ctypes.c_int, [ptr, u32, i64, i32, byref]),
         "tess_plan_create": (ctypes.c_int, [ptr, ptr, byref, byref]),
         "tess_plan_release": (None, [ptr]),
+        "tess_plan_release_after": (ctypes.c_int, [ptr, byref]),
         "tess_plan_query": (ctypes.c_int, [ptr, byref]),
         "tess_run": (ctypes.c_int, [ptr, byref]),
         "tess_append": (ctypes.c_int, [ptr, byref]),

@@ -302,11 +302,13 @@ def _backward(
     ]  # fmt: skip
     if d_lse is not None:
         handles.append(d_lse.data_ptr())
-    made_q, made_k, made_v = (
-        _gradient(q, d_q, like_q, layout, call.batch.q_whole, handles),
-        _gradient(k, d_k, like_k, layout, call.batch.kv_whole, handles),
-        _gradient(v, d_v, like_k, layout, call.batch.kv_whole, handles),
-    )
+    if d_q and d_k and d_v and like_q and like_k and call.batch.q_whole and call.batch.kv_whole:
+        made_q, made_k, made_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        handles += (made_q.data_ptr(), made_k.data_ptr(), made_v.data_ptr())
+    else:
+        made_q = _gradient(q, d_q, like_q, layout, call.batch.q_whole, handles)
+        made_k = _gradient(k, d_k, like_k, layout, call.batch.kv_whole, handles)
+        made_v = _gradient(v, d_v, like_k, layout, call.batch.kv_whole, handles)
     if not empty:
         _launch(call, q, handles)
     return made_q, made_k, made_v

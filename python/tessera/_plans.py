@@ -54,7 +54,9 @@ class Plan:
 
     def __init__(self, problem: Problem) -> None:
         self.plan = ctypes.c_void_p()
-        self._release = _native.library().tess_plan_release  # modules are gone at exit
+        # Modules are gone at exit.
+        self._release = _native.library().tess_plan_release
+        self._release_after = _native.library().tess_plan_release_after
         self.problem = problem
         self.used = 0  # when, in ticks of the cache
         self.pinned = False  # a captured graph refers to it
@@ -108,17 +110,14 @@ class Plan:
         self.kernel = info.kernel.decode()
 
     def __del__(self) -> None:
-        if self.plan and not (len(self.streams) == 1 and self._release_after()):
+        if self.plan and not (len(self.streams) == 1 and self._release_in_order()):
             self._release(self.plan)
 
-    def _release_after(self) -> bool:
-        """Releases the plan in the order of the one stream that it ran on, so that nothing waits
-        for the device; whether the library could do that."""
-        function = getattr(_native.library(), "tess_plan_release_after", None)
-        if function is None:
-            return False
+    def _release_in_order(self) -> bool:
+        """Releases a plan behind the runs of the one stream that it ran on, so that nothing waits
+        for the device; whether that could be done."""
         stream = _native.Stream(kind=_native.SUBMIT, handle=next(iter(self.streams)))
-        return int(function(self.plan, ctypes.byref(stream))) == 0
+        return int(self._release_after(self.plan, ctypes.byref(stream))) == 0
 
 
 class CacheInfo(NamedTuple):

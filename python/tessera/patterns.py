@@ -113,6 +113,9 @@ class Pattern:
         n_heads = self._heads_here() if heads is None else _integer("svg: heads", heads, 1)
         return _svg.draw(self, _integer("svg: tokens", tokens, 1), n_heads, kv_heads or n_heads)
 
+    def __str__(self) -> str:
+        return self.spec
+
     def _heads_here(self) -> int:
         return 1
 
@@ -207,7 +210,7 @@ class Window(Pattern):
         return np.asarray(near | (t < self.sinks), dtype=np.bool_)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class S2(Pattern):
     """Sparsely-sharded attention: the last `local` blocks and every `stride`-th block before them,
     shifted from head to head (arXiv 2407.17678).
@@ -287,6 +290,14 @@ class S2(Pattern):
     def spec(self) -> str:
         return self._spec  # type: ignore[attr-defined, no-any-return]
 
+    def __repr__(self) -> str:
+        told = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"S2({', '.join(told)})"
+
     def on_heads(
         self, head_ids: Sequence[int], heads_total: int, kv_heads_total: int | None = None
     ) -> S2:
@@ -310,14 +321,15 @@ class S2(Pattern):
         return None
 
     def heads(self, n_heads: int, n_kv_heads: int) -> Heads:
-        total, kv_total = self.heads_total or 0, self.kv_heads_total or 0
+        kv_total = self.kv_heads_total or 0
         ids = self.head_ids
         if ids is None:
-            return Heads(self.head_first, total, kv_total)
+            return Heads(self.head_first, self.heads_total or 0, kv_total)
         if len(ids) != n_heads:
             raise _errors.InvalidArgument(
                 f"pattern: head_ids: {len(ids)} ids do not fit {n_heads} query heads"
             )
+        total = self.heads_total or max(ids) + 1
         if ids == tuple(range(ids[0], ids[0] + n_heads)):
             return Heads(ids[0], total, kv_total)
         return Heads(0, total, kv_total, ids)

