@@ -187,13 +187,11 @@ static tess_status loop_wait(void *device, uint64_t timeout_ns) {
     return TESS_OK; /* launches return when the work is done */
 }
 
-static const tess_backend loop = {TESS_BACKEND_ABI, sizeof(tess_backend),
-                                  "loop",           loop_list,
-                                  loop_open,        loop_close,
-                                  loop_query,       loop_kernel,
-                                  loop_launch,      loop_alloc,
-                                  loop_free,        loop_copy,
-                                  loop_wait,        NULL};
+/* What may be absent is absent. */
+static const tess_backend loop = {TESS_BACKEND_ABI, sizeof(tess_backend), "loop",     loop_list,
+                                  loop_open,        loop_close,           loop_query, loop_kernel,
+                                  loop_launch,      loop_alloc,           loop_free,  loop_copy,
+                                  .wait = loop_wait};
 
 TESS_API const tess_backend *tess_backend_entry(void);
 const tess_backend *tess_backend_entry(void) { return &loop; }

@@ -6,9 +6,10 @@
  *
  * A backend is one constant tess_backend: an ABI number, a name, and ten functions, none of them
  * optional; what a backend cannot do it says in `query` and `kernel`. A table of preferred kernels
- * may follow them. The core calls `list` to enumerate devices, `open` once per device, `kernel` for
- * each row of the backend's table when it chooses one for a plan, and `launch` from tess_run. Every
- * function may be called from any thread; calls on one device are concurrent.
+ * and marks of places in streams may follow them. The core calls `list` to enumerate devices,
+ * `open` once per device, `kernel` for each row of the backend's table when it chooses one for a
+ * plan, and `launch` from tess_run. Every function may be called from any thread; calls on one
+ * device are concurrent.
  *
  * Errors: return host->fail(host, status, "native_call: what and its code"), which stores the
  * message for tess_last_error() and returns the status.
