@@ -11,7 +11,6 @@ are O and LSE that it starts from. FLOPs count the five products of the kept pai
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import tempfile
@@ -19,11 +18,11 @@ import time
 
 import torch
 
-from peers_bars import Bars, spread
 from peers_device import Dry, Gpu
 from peers_gradients import Layer
 from peers_sweep import sweep
 from peers_torch import BACKENDS
+from peers_turns import Bars, spread, turns, write_json
 from tessera_ctypes import BACKWARD, DENSE, S2, WINDOW, Refused, Tessera, pattern
 
 TURN_MS = 20.0
@@ -112,12 +111,8 @@ class Bench(Bars):
         for _, _, function in contestants:
             function()
         self.device.synchronize()
-        seconds = {name: [] for name, _, _ in contestants}
-        order, shuffler = list(contestants), random.Random(1)
-        for _ in range(self.options.rounds):
-            shuffler.shuffle(order)
-            for name, _, function in order:
-                seconds[name].append(self.device.timed(function, TURN_MS))
+        work = {name: function for name, _, function in contestants}
+        seconds = turns(work, self.options.rounds, lambda f: [self.device.timed(f, TURN_MS)])
         for name, flops, _ in contestants:
             t, median = seconds[name], statistics.median(seconds[name])
             print(
@@ -127,14 +122,6 @@ class Bench(Bars):
             )
             self.rows.append({"work": name, "flops": flops, "seconds": t})
         return seconds
-
-    def over(self, title, seconds, other, bar, at_most=False):
-        """How often the second time goes into the first: the median of the rounds' ratios. With
-        `at_most`, the first time over the second."""
-        ratios = [a / b for a, b in zip(seconds, other)]
-        self.report(
-            title, statistics.median(ratios), bar, at_most=at_most, spread_of=[seconds, other]
-        )
 
     # ------------------------------------------------------------------ parts
 
@@ -159,7 +146,7 @@ class Bench(Bars):
 
     def determinism(self, title, t, bar):
         title = f"{title}: default's time over not guaranteed"
-        self.over(title, t["default"], t["not guaranteed"], bar, at_most=True)
+        self.within(title, t["default"], t["not guaranteed"], bar)
 
     def s2(self):
         for batch, heads, tokens, bar in (
@@ -343,16 +330,12 @@ def run(options):
     print(f"{device}, PyTorch {torch.__version__}, {options.kernel or 'the kernel chosen'}")
     if options.sweep:
         rows = sweep(bench, options, gradients=True)
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump(rows, file, indent=1, default=str)
+        write_json(options.json, rows)
         return
     for part in (options.only or PARTS).split(","):
         start = time.perf_counter()
         with Row(bench, part):
             getattr(bench, part)()
         print(f"    {part} took {time.perf_counter() - start:.1f} s", flush=True)
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump(bench.rows, file, indent=1, default=str)
+        write_json(options.json, bench.rows)
     bench.count()

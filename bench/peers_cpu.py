@@ -4,7 +4,7 @@
 
     python3 bench/peers_cpu.py --library build/libtessera.so [--cores 2] [--rounds 9]
         [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512] [--beside OLD.so]
-        [--decode | --backward]
+        [--decode | --backward] [--json F]
 
 The process is pinned to the first cores that it may use. Contestants take turns, so that all see
 the same state of the machine. Before each turn the process rests until the thread pool of the one
@@ -24,8 +24,8 @@ import math
 import os
 import statistics
 import sys
-import time
 
+from peers_turns import Bars, cpu_facts, on_host, spread, turns, write_json
 from tessera_ctypes import DENSE, S2, Tessera, pattern
 
 
@@ -60,18 +60,12 @@ def check_rows(torch, q, k, v, o, kept, name):
 
 def take_turns(contestants, rounds):
     """Seconds per contestant and timed run. A contestant is (name, flops, function)."""
-    seconds = {name: [] for name, _, _ in contestants}
-    for _ in range(rounds):
-        for name, _, function in contestants:
-            time.sleep(0.1)
-            begin = time.perf_counter()
-            function()
-            runs = 3 if time.perf_counter() - begin < 0.2 else 1
-            for _ in range(runs):
-                start = time.perf_counter()
-                function()
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+    work = {name: function for name, _, function in contestants}
+
+    def sample(function):
+        return on_host(function, 0.1, lambda first: 3 if first < 0.2 else 1)
+
+    return turns(work, rounds, sample, shuffled=False)
 
 
 def show(contestants, seconds):
@@ -82,24 +76,17 @@ def show(contestants, seconds):
         t = seconds[name]
         median = statistics.median(t)
         rates[name] = flops / median * 1e-9
-        spread = (max(t) - min(t)) / median * 100
-        print(f"    {name:44} {median * 1e3:8.2f}ms {min(t) * 1e3:8.2f}ms {spread:7.1f}% "
+        print(f"    {name:44} {median * 1e3:8.2f}ms {min(t) * 1e3:8.2f}ms {spread(t) * 100:7.1f}% "
               f"{rates[name]:9.1f} {flops / min(t) * 1e-9:9.1f}")
     return rates
 
 
-def ratio(text, value, bar):
-    print(f"    {text:54} {value:8.3f}   to reach {bar:.2f}   {'yes' if value >= bar else 'NO'}")
-
-
-def beside_older(contestants, seconds):
+def beside_older(bars, contestants, seconds):
     """Own times over those of the older library, whose contestants end in ", older"."""
     for name, _, _ in contestants:
         older = seconds.get(f"{name}, older")
         if older:
-            value = statistics.median(a / b for a, b in zip(seconds[name], older))
-            print(f"    {name + ': time over the older one':54} {value:8.3f}   at most 1.01   "
-                  f"{'yes' if value <= 1.01 else 'NO'}")
+            bars.within(f"{name}: time over the older one", seconds[name], older, 1.01)
 
 
 def main():
@@ -114,6 +101,7 @@ def main():
     parser.add_argument("--beside", metavar="OLD.so", help="an older library to compare with")
     parser.add_argument("--decode", action="store_true", help="one new token instead")
     parser.add_argument("--backward", action="store_true", help="gradients instead")
+    parser.add_argument("--json", help="write the bars to this file")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:options.cores]
     os.sched_setaffinity(0, cores)  # before PyTorch starts its threads
@@ -126,10 +114,8 @@ def main():
     import torch
     torch.set_num_threads(len(cores))
     torch.set_grad_enabled(False)
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo")
-                  if line.startswith("model name")), "?")
-    print(f"{model}, cores {cores}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
-    tessera = Tessera(options.library, "cpu:0", len(cores), options.kernel)
+    print(f"{cpu_facts()[0]}, cores {cores}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
+    tessera, bars = Tessera(options.library, "cpu:0", len(cores), options.kernel), Bars()
     older = None
     if options.beside:
         older = Tessera(options.beside, "cpu:0", len(cores), options.kernel)
@@ -157,10 +143,11 @@ def main():
               f"{info.workspace_bytes / len(cores) / 2**20:.2f} MiB per thread")
         seconds = take_turns(contestants, options.rounds)
         rates = show(contestants, seconds)
-        beside_older(contestants, seconds)
-        ratio("Tessera / SDPA", rates[names[2]] / rates[names[1]], 1.15 if dtype == "fp32" else 1.5)
-        ratio("Tessera / GEMM", rates[names[2]] / rates[names[0]],
-              0.70 if dtype == "fp32" else 0.65)
+        beside_older(bars, contestants, seconds)
+        bars.report(f"{dtype}: Tessera / SDPA", rates[names[2]] / rates[names[1]],
+                    1.15 if dtype == "fp32" else 1.5)
+        bars.report(f"{dtype}: Tessera / GEMM", rates[names[2]] / rates[names[0]],
+                    0.70 if dtype == "fp32" else 0.65)
 
         if options.s2_tokens == 0:
             continue
@@ -186,12 +173,13 @@ def main():
         print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens")
         seconds = take_turns(contestants, max(1, options.rounds // 3))
         show(contestants, seconds)
-        beside_older(contestants, seconds)
+        beside_older(bars, contestants, seconds)
         medians = [statistics.median(seconds[name]) for name, _, _ in contestants[:2]]
         saving = medians[0] / medians[1]
         ideal = dense_info.flops / info.flops
         print(f"    saving {saving:.2f} of ideally {ideal:.2f}")
-        ratio("saving / ideal saving", saving / ideal, 0.9)
+        bars.report(f"{dtype}: saving / ideal saving", saving / ideal, 0.9)
+    write_json(options.json, bars.rows)
 
 
 if __name__ == "__main__":

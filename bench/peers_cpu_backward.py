@@ -5,8 +5,9 @@ import statistics
 
 import torch
 
-from peers_cpu import ratio, show, take_turns
+from peers_cpu import show, take_turns
 from peers_gradients import Layer
+from peers_turns import Bars, cpu_facts, write_json
 from tessera_ctypes import DENSE, S2, Tessera, pattern
 
 BARS = {"fp32": 1.15, "bf16": 1.3}  # over PyTorch; bf16 where there is AMX
@@ -14,21 +15,21 @@ SAVING = 0.85  # of the ideal one
 
 
 def has_amx():
-    flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "")
-    return "amx_bf16" in flags.split()
+    return "amx_bf16" in cpu_facts()[1]
 
 
 def run(options, cores):
     torch.set_num_threads(len(cores))
     print(f"AMX: {'yes' if has_amx() else 'no'}; PyTorch {torch.__version__}")
-    tessera = Tessera(options.library, "cpu:0", len(cores), options.kernel)
+    tessera, bars = Tessera(options.library, "cpu:0", len(cores), options.kernel), Bars()
     for dtype in options.dtypes.split(","):
-        beside_torch(tessera, dtype, options, len(cores))
+        beside_torch(bars, tessera, dtype, options, len(cores))
         if options.s2_tokens:
-            saving(tessera, dtype, options)
+            saving(bars, tessera, dtype, options)
+    write_json(options.json, bars.rows)
 
 
-def beside_torch(tessera, dtype, options, threads):
+def beside_torch(bars, tessera, dtype, options, threads):
     heads, head_dim, tokens = 8, 128, options.tokens
     layer = Layer(tessera, (1, heads, heads, head_dim, tokens), pattern(DENSE), dtype, "cpu")
     plan = layer.backward()
@@ -51,11 +52,12 @@ def beside_torch(tessera, dtype, options, threads):
     )
     rates = show(contestants, take_turns(contestants, options.rounds))
     without = "" if dtype == "fp32" or has_amx() else ", without AMX"
-    ratio(f"Tessera / SDPA{without}", rates[name] / rates["PyTorch SDPA"], BARS[dtype])
+    title = f"gradients, {dtype}: Tessera / SDPA{without}"
+    bars.report(title, rates[name] / rates["PyTorch SDPA"], BARS[dtype])
     print(f"    Tessera / its own forward, FLOP/s: {rates[name] / rates[forward]:.3f}")
 
 
-def saving(tessera, dtype, options):
+def saving(bars, tessera, dtype, options):
     shape = (1, 16, 16, 128, options.s2_tokens)
     plans = [
         Layer(tessera, shape, wanted, dtype, "cpu").backward()
@@ -69,4 +71,4 @@ def saving(tessera, dtype, options):
     dense, sparse = (statistics.median(seconds[name]) for name in names)
     ideal = plans[0].info.flops / plans[1].info.flops
     print(f"    saving {dense / sparse:.2f} of ideally {ideal:.2f}")
-    ratio("saving / ideal saving", dense / sparse / ideal, SAVING)
+    bars.report(f"gradients, {dtype}: saving / ideal saving", dense / sparse / ideal, SAVING)

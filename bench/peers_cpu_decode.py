@@ -20,6 +20,7 @@ import time
 import numpy as np
 
 import tessera_ctypes as t
+from peers_turns import Bars, on_host, ratios, turns, write_json
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 128, 32768
 BAR = 0.85
@@ -68,14 +69,14 @@ def tessera_call(tessera, dtype, q, k, v, o):
     """A function that runs the plan, what it needs, and the kernel's name."""
     batch = q.shape[0]
     layout = tessera.layout(t.pattern(t.DENSE), HEADS, KV_HEADS, TOKENS)
-    desc = t.PlanDesc(struct_size=ctypes.sizeof(t.PlanDesc), head_dim=HEAD_DIM, batch=batch,
+    desc = t.new(t.PlanDesc, head_dim=HEAD_DIM, batch=batch,
                       dtype=t.DTYPES["bf16" if dtype in CODES else dtype], q_len=1, kv_len=TOKENS,
                       kernel=tessera.kernel, kv_dtype=CODES.get(dtype, 0))
     plan = t.ptr()
     tessera.call("tess_plan_create", tessera.device, layout, ctypes.byref(desc), ctypes.byref(plan))
-    info = t.PlanInfo(struct_size=ctypes.sizeof(t.PlanInfo))
+    info = t.new(t.PlanInfo)
     tessera.call("tess_plan_query", plan, ctypes.byref(info))
-    run = t.RunDesc(struct_size=ctypes.sizeof(t.RunDesc))
+    run = t.new(t.RunDesc)
     tensors = [(0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)]
     scales = np.full(k.shape[:3], 1 / 64 if dtype == "int8" else 1, np.float32)
     if dtype in CODES:
@@ -136,31 +137,12 @@ def torch_calls(torch, q, k, v, dtype):
     yield "PyTorch SDPA", lambda: sdpa(a, b, c, enable_gqa=True)
 
 
-def turns(contestants, rounds, clock):
-    """For each contestant, the fastest of three runs in each round."""
-    seconds = {name: [] for name, _ in contestants}
-    for _ in range(rounds):
-        for name, function in contestants:
-            time.sleep(0.02)  # until the threads of the one before sleep
-            function()
-            times = []
-            for _ in range(3):
-                start = clock()
-                function()
-                times.append(clock() - start)
-            seconds[name].append(min(times))
-    return seconds
-
-
-def judge(text, peer, own, bar):
-    """Prints the speed of `own` over that of `peer`, round by round. Returns whether it is below
-    the bar."""
-    ratios = sorted(a / b for a, b in zip(peer, own))
-    low, middle, high = (ratios[len(ratios) * n // 4] for n in (1, 2, 3))
-    print(f"    speed over {text:20} {middle:6.2f} ({low:.2f} to {high:.2f}), fastest turns "
-          f"{min(peer) / min(own):.2f}   to reach {bar:.2f}   "
-          f"{'passed' if middle >= bar else 'MISSED'}")
-    return middle < bar
+def judge(bars, title, peer, own, bar):
+    """The speed of `own` over that of `peer`, round by round."""
+    found = sorted(ratios(peer, own))
+    low, middle, high = (found[len(found) * n // 4] for n in (1, 2, 3))
+    bars.report(title, middle, bar)
+    print(f"           quarters {low:.2f} to {high:.2f}, fastest turns {min(peer) / min(own):.2f}")
 
 
 def run(options, cores):
@@ -174,7 +156,7 @@ def run(options, cores):
     older = None
     if options.beside:
         older = t.Tessera(options.beside, "cpu:0", len(cores), options.kernel)
-    missed = 0
+    bars = Bars()
     for dtype in options.dtypes.split(","):
         for batch in (1, 4):
             generator = np.random.default_rng(1)
@@ -195,7 +177,9 @@ def run(options, cores):
             if sdpa:
                 contestants += torch_calls(torch, q, k, v, dtype)
             clock = time.process_time if len(cores) == 1 else time.perf_counter
-            seconds = turns(contestants, options.rounds, clock)
+            seconds = turns(  # the fastest of three runs in each round
+                dict(contestants), options.rounds,
+                lambda call: [min(on_host(call, 0.02, lambda first: 3, clock))], shuffled=False)
             size = k.nbytes + v.nbytes
             print(f"\n{dtype}, {HEADS}/{KV_HEADS} heads, {batch} x {TOKENS} keys, "
                   f"{size >> 20} MiB, {info.kernel.decode()}")
@@ -206,9 +190,13 @@ def run(options, cores):
             readers = [times for name, times in seconds.items()
                        if name not in ("Tessera", "Tessera, older", "PyTorch SDPA")]
             sum_times = min(readers, key=statistics.median)
-            missed += judge("the read-only sum", sum_times, seconds["Tessera"], BAR)
-            if older:
-                judge("the older library", seconds["Tessera, older"], seconds["Tessera"], 0.99)
+            title = f"{dtype}, batch {batch}: speed over"
+            judge(bars, f"{title} the read-only sum", sum_times, seconds["Tessera"], BAR)
             if sdpa:
-                missed += judge("PyTorch SDPA", seconds["PyTorch SDPA"], seconds["Tessera"], 1.0)
-    return 1 if missed else 0
+                judge(bars, f"{title} PyTorch SDPA", seconds["PyTorch SDPA"], seconds["Tessera"],
+                      1.0)
+            if older:
+                judge(bars, f"{title} the older library", seconds["Tessera, older"],
+                      seconds["Tessera"], 0.99)
+    write_json(options.json, bars.rows)
+    return 1 if bars.missed else 0

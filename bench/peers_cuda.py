@@ -29,7 +29,6 @@ every part in small on the CPU without.
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -39,11 +38,13 @@ import torch
 
 from peers_torch import captured, largest_error, peer, take_turns
 from peers_sweep import sweep
+from peers_turns import Bars, ratios, spread, write_json
 from tessera_ctypes import DENSE, S2, WINDOW, Plan, Tessera, pattern
 
 
-class Bench:
+class Bench(Bars):
     def __init__(self, options):
+        super().__init__()
         self.options = options
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
@@ -53,7 +54,6 @@ class Bench:
             for path in (options.beside or "").split(",")
             if path
         }
-        self.rows, self.missed = [], 0
 
     def tensors(self, batch, heads, kv_heads, head_dim, tokens):
         torch.manual_seed(1)
@@ -101,44 +101,21 @@ class Bench:
             t, median = seconds[name], medians[name]
             print(
                 f"    {name:34} {median * 1e3:10.4f} ms   best {min(t) * 1e3:10.4f}"
-                f"   spread {(max(t) - min(t)) / median * 100:5.1f} %"
+                f"   spread {spread(t) * 100:5.1f} %"
                 f"   {flops / median * 1e-12:7.1f} TFLOP/s",
                 flush=True,
             )
         for name, _, function in own:
             for path in function.older:
-                ratios = [a / b for a, b in zip(seconds[name], seconds[f"{name}, {path}"])]
-                self.report(
-                    f"{name}: time over that of {path}",
-                    statistics.median(ratios),
-                    1.01,
-                    at_most=True,
-                )
+                older = seconds[f"{name}, {path}"]
+                self.within(f"{name}: time over that of {path}", seconds[name], older, 1.01)
         return medians, seconds
-
-    def report(self, title, value, bar, unit="x", at_most=False):
-        good = value <= bar if at_most else value >= bar
-        self.missed += not good
-        self.rows.append(
-            {
-                "work": title,
-                "value": value,
-                "bar": bar,
-                "unit": unit,
-                "at_most": at_most,
-                "reached": bool(good),
-            }
-        )
-        print(
-            f"    {title:74} {value:8.3f} {unit}   to reach {bar:.2f}   {'yes' if good else 'NO'}",
-            flush=True,
-        )
 
     def not_slower(self, title, seconds, other):
         """The median of the rounds' ratios of time is at most 1 and their spread."""
-        ratios = [a / b for a, b in zip(seconds, other)]
-        median = statistics.median(ratios)
-        self.report(title, median, 1 + (max(ratios) - min(ratios)) / median, at_most=True)
+        all_of_them = ratios(seconds, other)
+        median = statistics.median(all_of_them)
+        self.report(title, median, 1 + spread(all_of_them), at_most=True)
 
     def dense(self):
         x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -423,10 +400,8 @@ def main():
             for part in (options.only or PARTS).split(","):
                 getattr(bench, part)()
                 torch.cuda.empty_cache()
-            print(f"{len(bench.rows) - bench.missed} of {len(bench.rows)} reached")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(bench.rows, file, indent=1)
+            bench.count()
+    write_json(options.json, bench.rows)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ will do.
 """
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -33,12 +32,12 @@ import time
 
 import torch
 
-from peers_bars import Bars, spread
 from peers_cache import Cache
 from peers_device import Dry, Gpu
 from peers_portable import Portable
 from peers_serving import Serving
 from peers_torch import largest_error, peer
+from peers_turns import Bars, ratio, spread, turns, write_json
 from tessera_ctypes import BATCH_INVARIANT, DENSE, PER_KV_HEAD, S2, Refused, Tessera, pattern
 
 L2_SAFE = 512 << 20  # bytes of K and V that one graph reads at least
@@ -78,18 +77,17 @@ class Bench(Bars, Serving, Portable):
 
     def turns(self, contestants):
         """Seconds of a layer by name and round, of (name, layers, function)."""
-        graphs = []
+        graphs = {}
         for name, layers, function in contestants:
             function()
             self.device.synchronize()
-            graphs.append((name, layers, self.device.captured(function, 1)))
-        seconds = {name: [] for name, _, _ in graphs}
-        shuffler = random.Random(1)
-        for _ in range(self.options.rounds):
-            shuffler.shuffle(graphs)
-            for name, layers, graph in graphs:
-                seconds[name].append(self.device.timed(graph.replay, TURN_MS, layers))
-        return seconds
+            graphs[name] = layers, self.device.captured(function, 1)
+
+        def sample(one):
+            layers, graph = one
+            return [self.device.timed(graph.replay, TURN_MS, layers)]
+
+        return turns(graphs, self.options.rounds, sample)
 
     def speed(self, title, own, bytes_read, peers=()):
         """Prints the time of each contestant. Returns the seconds of a layer by round, and R.
@@ -119,15 +117,6 @@ class Bench(Bars, Serving, Portable):
             }
         )
         return seconds, max(rates + [self.best_dense])
-
-    def within(self, title, seconds, other, most):
-        """The time over another contestant's: the median of the rounds' ratios."""
-        value = statistics.median([a / b for a, b in zip(seconds, other)])
-        self.report(title, value, most, at_most=True, spread_of=[seconds])
-
-    def not_yet(self, title, why):
-        self.rows.append({"bar": title, "not_yet": str(why)})
-        print(f"  not yet  {title}: {why}", flush=True)
 
     # ------------------------------------------------------------------ problems
 
@@ -441,9 +430,8 @@ class Bench(Bars, Serving, Portable):
             contestants.append((name, len(layers), all_of(runs)))
         t, _ = self.speed(f"K and V of 8 bits, {batch} x {tokens}", contestants, size)
         for name, bar in bars.items():
-            speeds = [a / b for a, b in zip(t["Tessera"], t[name])]
             title = f"{name}, {batch} x {tokens}: speed over bf16, scales counted"
-            self.report(title, statistics.median(speeds), bar, spread_of=[t[name]])
+            self.report(title, ratio(t["Tessera"], t[name]), bar, spread_of=[t[name]])
 
 
 CODES = {"e4m3": 3, "int8": 4}  # tess_dtype
@@ -514,9 +502,7 @@ def main():
                 bench.refused(part, f"the part ended early: {error}")
             print(f"    {part} took {time.perf_counter() - start:.1f} s", flush=True)
             device.release()
-            if options.json:
-                with open(options.json, "w") as file:
-                    json.dump(bench.rows, file, indent=1, default=str)
+            write_json(options.json, bench.rows)
     bench.count()
 
 

@@ -263,8 +263,7 @@ class Serving:
             contestants + [("shared", count, run)],
             2 * (k.nbytes + k_own.nbytes),
         )
-        ratios = [a / b for a, b in zip(t["Tessera"], t["shared"])]
-        self.report(title, statistics.median(ratios), 8.0, spread_of=[t["shared"]])
+        self.over(title, t["Tessera"], t["shared"], 8.0)
 
     # ------------------------------------------------------------------ steps
 

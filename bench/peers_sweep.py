@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+from peers_turns import turns
 from tessera_ctypes import DENSE, PER_KV_HEAD, S2, WINDOW, pattern
 
 # Head dimensions that models have are drawn for 3 shapes of 5, any multiple of 8 for the others.
@@ -190,10 +191,7 @@ def measure_gradients(bench, shape, rounds):
             contestants[name]()
         except RuntimeError:  # it does not take the shape
             contestants.pop(name, None)
-    seconds = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, call in contestants.items():
-            seconds[name].append(bench.device.timed(call, 5.0))
+    seconds = turns(contestants, rounds, lambda call: [bench.device.timed(call, 5.0)])
     median = {name: statistics.median(times) for name, times in seconds.items()}
     row["seconds"], default = median.pop("free"), median.pop("default")
     row["default"] = default / row["seconds"]

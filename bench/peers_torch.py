@@ -2,7 +2,6 @@
 """What peers_cuda.py and its sweep share: timing, the check in float64, and PyTorch's kernels."""
 
 import math
-import random
 import warnings
 
 import torch
@@ -11,6 +10,7 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from peers_turns import turns
 from tessera_ctypes import DENSE, PER_KV_HEAD, WINDOW, pattern
 
 # Calls under this many seconds are captured into graphs: through ctypes or PyTorch a call costs the
@@ -49,11 +49,7 @@ def captured(function, calls):
 
 
 def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
-    """Seconds by function and round. If one function is short, all are timed as graphs.
-
-    Each round has an order of its own: what ran before decides how warm the GPU is, and so how fast
-    its clock runs.
-    """
+    """Seconds by function and round. If one function is short, all are timed as graphs."""
     for function in functions:
         function()
     guesses = [timed(function, 1.0) for function in functions]
@@ -63,14 +59,12 @@ def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
         work = [
             (captured(function, calls).replay, calls) for function, calls in zip(functions, counts)
         ]
-    seconds = [[] for _ in functions]
-    order, shuffler = list(range(len(work))), random.Random(1)
-    for _ in range(rounds):
-        shuffler.shuffle(order)
-        for at in order:
-            function, calls = work[at]
-            seconds[at].append(timed(function, milliseconds, calls))
-    return seconds
+
+    def sample(one):
+        function, calls = one
+        return [timed(function, milliseconds, calls)]
+
+    return list(turns(dict(enumerate(work)), rounds, sample).values())
 
 
 def kept_keys(wanted, heads, kv_heads, head, position, keys, device="cuda"):

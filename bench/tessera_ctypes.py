@@ -1,126 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts that time Tessera beside PyTorch need of tessera.h, and one open device."""
+"""One open device, and plans on it, for the scripts that time Tessera beside PyTorch.
+
+The structures are those of the Python package of this checkout, which need not be installed: one of
+its modules is enough, and the package as a whole wants NumPy. Calls do not go through the package,
+since a script may open several builds of the library.
+"""
 
 import ctypes
+import pathlib
+import sys
+import types
 
-u32, i32, u64, i64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int64
-f32, f64, ptr = ctypes.c_float, ctypes.c_double, ctypes.c_void_p
+package = types.ModuleType("tessera_table")
+package.__path__ = [str(pathlib.Path(__file__).resolve().parents[1] / "python" / "tessera")]
+sys.modules[package.__name__] = package
 
+from tessera_table._native import (  # noqa: E402, F401
+    BACKWARD,
+    DENSE,
+    FORWARD,
+    HOST,
+    PER_KV_HEAD,
+    POINTER,
+    S2,
+    SUBMIT,
+    WINDOW,
+    AppendDesc,
+    Buffer,
+    DeviceDesc,
+    LayoutDesc,
+    PartsDesc,
+    Pattern,
+    PlanDesc,
+    PlanInfo,
+    PrepareDesc,
+    RunDesc,
+    RuntimeDesc,
+    Stream,
+    Tensor,
+    i32,
+    i64,
+    new,
+    ptr,
+)
 
-def structure(name, *fields):
-    flat = [(word, kind) for kind, words in fields for word in words.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": flat})
-
-
-# The structures of tessera.h that are used here, field for field.
-RuntimeDesc = structure(
-    "RuntimeDesc",
-    (u32, "struct_size flags"),
-    (ptr, "alloc free user log log_user backend kernel verbose cache_dir tune_file backend_path"),
-    (u32, "cpu_threads reserved"),
-)
-DeviceDesc = structure(
-    "DeviceDesc", (u32, "struct_size flags"), (ctypes.c_char_p, "id"), (ptr, "native")
-)
-Pattern = structure(
-    "Pattern",
-    (u32, "struct_size kind flags"),
-    (i32, "block local local_right stride offset dense_heads mask_heads"),
-    (i64, "left right sinks"),
-    (ptr, "mask"),
-    (i64, "mask_query_blocks mask_key_blocks"),
-)
-LayoutDesc = structure(
-    "LayoutDesc",
-    (u32, "struct_size flags"),
-    (ptr, "pattern"),
-    (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
-    (i64, "max_tokens max_chunk"),
-    (ptr, "head_ids"),
-)
-PlanDesc = structure(
-    "PlanDesc",
-    (u32, "struct_size flags op dtype"),
-    (i32, "head_dim value_head_dim"),
-    (f32, "scale softcap"),
-    (i64, "batch q_len kv_len"),
-    (ptr, "q_lens kv_lens cu_q_lens cu_kv_lens"),
-    (i32, "kv_split tile_rows"),
-    (u32, "determinism max_in_flight"),
-    (u64, "time_limit_us"),
-    (ctypes.c_char_p, "kernel"),
-    (u32, "kv_dtype"),
-    (i32, "page"),
-    (i64, "max_rows"),
-    (ptr, "q_first kv_first"),
-)
-PlanInfo = structure(
-    "PlanInfo",
-    (u32, "struct_size tile_rows"),
-    (u64, "n_jobs n_merge_jobs n_ranges kept_pairs dense_pairs"),
-    (f64, "flops"),
-    (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"),
-    (f64, "create_seconds"),
-    (ctypes.c_char * 64, "kernel"),
-    (u64, "step_bytes"),
-    (u32, "n_storage few_tile_rows"),
-    (ctypes.c_char * 64, "few_kernel"),
-    (u64, "n_columns"),
-    (u32, "tile_keys reserved"),
-)
-Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
-Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
-Stream = structure("Stream", (u32, "kind reserved"), (u64, "handle"), (ptr, "extra"))
-RunDesc = structure(
-    "RunDesc",
-    (u32, "struct_size flags"),
-    (Tensor, "q k v o lse"),
-    (Buffer, "workspace"),
-    (Stream, "stream"),
-    (u64, "first_job job_count"),
-    (ptr, "device_seconds"),
-    (Tensor, "sink_logits k_scale v_scale"),
-    (Buffer, "q_lens kv_lens block_table"),
-    (Tensor, "d_o d_q d_k d_v d_lse"),
-    (Buffer, "step"),
-    (i64, "table_stride pages"),
-    (ptr, "k_pools v_pools"),
-)
-AppendDesc = structure(
-    "AppendDesc",
-    (u32, "struct_size flags"),
-    (Tensor, "k v k_scale v_scale"),
-    (ptr, "k_pools v_pools"),
-    (Buffer, "step block_table"),
-    (i64, "table_stride pages"),
-    (Stream, "stream"),
-)
-PartsDesc = structure(
-    "PartsDesc",
-    (u32, "struct_size flags n_parts n_heads head_dim dtype"),
-    (i64, "rows"),
-    (Tensor, "o_parts lse_parts o lse"),
-    (Stream, "stream"),
-)
-PrepareDesc = structure(
-    "PrepareDesc",
-    (u32, "struct_size batch"),
-    (Buffer, "cu_rows kv_lens q_first kv_first step"),
-    (Stream, "stream"),
-)
-DENSE, S2, WINDOW = 0, 1, 2
-BATCH_INVARIANT, DEVICE_LENGTHS, COMPACT, APPEND = 1, 2, 4, 8
-PER_KV_HEAD = 2
-HOST, POINTER = 1, 2
-DEFAULT, SUBMIT = 0, 1
+BATCH_INVARIANT, DEVICE_LENGTHS, COMPACT, APPEND = 1, 2, 4, 8  # flags of a plan
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
 NEW_K, NEW_V = 6, 7  # roles
-FORWARD, BACKWARD = 0, 1
 ROLES = {"q": 0, "k": 1, "v": 2, "o": 3, "lse": 4, "d_o": 16, "d_q": 17, "d_k": 18, "d_v": 19}
 
 
 def pattern(kind, **fields):
-    return Pattern(struct_size=ctypes.sizeof(Pattern), kind=kind, **fields)
+    return new(Pattern, kind=kind, **fields)
 
 
 class Refused(SystemExit):
@@ -132,7 +63,7 @@ class Plan:
 
     def __init__(self, tessera, layout, plan):
         self.tessera, self.layout, self.plan = tessera, layout, plan
-        self.info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
+        self.info = new(PlanInfo)
         self.run = self.keep = None
         tessera.call("tess_plan_query", plan, ctypes.byref(self.info))
 
@@ -144,7 +75,7 @@ class Plan:
         [page, token, head, element]. `stream`: of CUDA."""
         device = tensors["q"].device
         work = torch.empty(self.info.workspace_bytes + 4096, dtype=torch.uint8, device=device)
-        run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
+        run = new(RunDesc)
         for name, x in tensors.items():
             tensor = Tensor()
             if name in pools:
@@ -188,8 +119,8 @@ class Plan:
 
     def prepare(self, cu_rows, kv_lens, step):
         """A function that makes a step of int32 lengths: see tess_prepare."""
-        desc = PrepareDesc(
-            struct_size=ctypes.sizeof(PrepareDesc),
+        desc = new(
+            PrepareDesc,
             batch=len(kv_lens),
             cu_rows=self.buffer(cu_rows),
             kv_lens=self.buffer(kv_lens),
@@ -201,12 +132,12 @@ class Plan:
 
     def append(self, k, v, k_cache, v_cache, **fields):
         """A function that appends new rows to a cache, which is laid out as the plan's K and V."""
-        desc = AppendDesc(struct_size=ctypes.sizeof(AppendDesc), stream=self.run.stream, **fields)
+        desc = new(AppendDesc, stream=self.run.stream, **fields)
         pools = []
-        for role, new, cache, name in ((NEW_K, k, k_cache, "k"), (NEW_V, v, v_cache, "v")):
+        for role, rows, cache, name in ((NEW_K, k, k_cache, "k"), (NEW_V, v, v_cache, "v")):
             tensor = getattr(desc, name)
             self.tessera.call(
-                "tess_plan_tensor", self.plan, role, self.buffer(new), ctypes.byref(tensor), None
+                "tess_plan_tensor", self.plan, role, self.buffer(rows), ctypes.byref(tensor), None
             )
             pools.append(Tensor.from_buffer_copy(getattr(self.run, name)))
             pools[-1].buffer = self.buffer(cache)
@@ -227,10 +158,10 @@ class Tessera:
         self.lib.tess_last_error.restype = ctypes.c_char_p
         self.kernel = kernel.encode() if kernel else None
         self.memory = HOST if device.startswith("cpu") else POINTER
-        desc = RuntimeDesc(struct_size=ctypes.sizeof(RuntimeDesc), cpu_threads=threads)
+        desc = new(RuntimeDesc, cpu_threads=threads)
         self.runtime, self.device = ptr(), ptr()
         self.call("tess_runtime_create", ctypes.byref(desc), ctypes.byref(self.runtime))
-        wanted = DeviceDesc(struct_size=ctypes.sizeof(DeviceDesc), id=device.encode())
+        wanted = new(DeviceDesc, id=device.encode())
         self.call("tess_device_open", self.runtime, ctypes.byref(wanted), ctypes.byref(self.device))
 
     def call(self, name, *arguments):
@@ -239,8 +170,8 @@ class Tessera:
 
     def layout(self, pattern, heads, kv_heads, max_tokens, max_chunk=0):
         layout = ptr()
-        desc = LayoutDesc(
-            struct_size=ctypes.sizeof(LayoutDesc),
+        desc = new(
+            LayoutDesc,
             pattern=ctypes.cast(ctypes.pointer(pattern), ptr),
             n_heads=heads,
             n_kv_heads=kv_heads,
@@ -267,8 +198,8 @@ class Tessera:
     def merge_parts(self, dtype, o_parts, lse_parts, o, stream=0):
         """A function that merges [part, row, head, element] and [part, row, head] into o."""
         n_parts, rows, heads, head_dim = o_parts.shape
-        desc = PartsDesc(
-            struct_size=ctypes.sizeof(PartsDesc),
+        desc = new(
+            PartsDesc,
             n_parts=n_parts,
             n_heads=heads,
             head_dim=head_dim,
@@ -294,7 +225,7 @@ class Tessera:
         for name, value in list(fields.items()):
             if type(value) is list:
                 fields[name] = ctypes.cast((i64 * len(value))(*value), ptr)
-        wanted = PlanDesc(struct_size=ctypes.sizeof(PlanDesc), **fields)
+        wanted = new(PlanDesc, **fields)
         try:
             self.call(
                 "tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan)
