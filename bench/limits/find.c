@@ -17,6 +17,14 @@ int find_symbol(void *library, const char *name, void *function) {
     return p != NULL;
 }
 
+const char *const find_rocm_folders[] = {"$ROCM_PATH/lib", "/opt/rocm*/lib", NULL};
+
+void *find_named(const char *const *names) {
+    void *library = NULL;
+    for (int i = 0; names[i] && !library; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
 /* Opens the first file of a folder that can be opened, what it needs from the same folder first. */
 static void *open_in(const find_names *f, const char *folder) {
     char pattern[PATTERN + 64];
@@ -72,9 +80,7 @@ void *find_library(const find_names *f) {
         "$VIRTUAL_ENV/lib/python3*/*-packages", "$CONDA_PREFIX/lib/python3*/*-packages",
         "$HOME/.local/lib/python3*/*-packages", "/usr/lib/python3*/*-packages",
         "/usr/local/lib/python3*/*-packages"};
-    void *library = NULL;
-    for (int i = 0; f->names[i] && !library; i++)
-        library = dlopen(f->names[i], RTLD_NOW | RTLD_LOCAL);
+    void *library = find_named(f->names);
     for (int i = 0; f->folders[i] && !library; i++) library = open_folder(f, f->folders[i]);
     for (size_t i = 0; i < sizeof roots / sizeof *roots && !library; i++) {
         char folder[PATTERN];

@@ -16,6 +16,12 @@ typedef struct find_names {
 /* An open library, or NULL. */
 void *find_library(const find_names *f);
 
+/* The first of some files that the loader opens, a NULL at the end; or NULL. */
+void *find_named(const char *const *names);
+
+/* Where ROCm's libraries lie. */
+extern const char *const find_rocm_folders[];
+
 /* dlsym into a pointer to a function; 1 when it is there. */
 int find_symbol(void *library, const char *name, void *function);
 

@@ -18,7 +18,8 @@ enum { PRODUCT_SMALL = 2048, PRODUCT_LARGE = 8192 };
 static const double FAST_PRODUCT = 5e-3;
 
 static const gpu_driver *const drivers[] = {&gpu_cuda, &gpu_hip, &gpu_opencl, &gpu_vulkan};
-static const gpu_library *const libraries[] = {&gpu_cublas, &gpu_rocblas, &gpu_clblast};
+static const gpu_library *const libraries[] = {&gpu_cublas, &gpu_rocblas, &gpu_hipblaslt,
+                                               &gpu_clblast};
 
 const gpu_driver *gpu_driver_of(const bench_device *d) {
     for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
@@ -44,48 +45,47 @@ void gpu_uuid_text(const unsigned char uuid[16], char text[40]) {
                               i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
 }
 
+double gpu_work(const gpu_job *job, uint64_t bytes, uint64_t groups, double flop) {
+    if (job->loop == GPU_COPY || job->loop == GPU_READ)
+        return (job->loop == GPU_COPY ? 2.0 : 1.0) * (double)bytes;
+    return (double)groups * GPU_GROUP * job->turns * flop;
+}
+
+void *gpu_open(const gpu_driver *driver, const bench_device *d, char *why, size_t size) {
+    void *gpu = calloc(1, driver->size);
+    if (!gpu) return snprintf(why, size, "out of memory"), NULL;
+    if (driver->open(gpu, d, why, size) == 0) return gpu;
+    gpu_close(driver, gpu);
+    return NULL;
+}
+
+void gpu_close(const gpu_driver *driver, void *gpu) {
+    driver->close(gpu);
+    free(gpu);
+}
+
 /* ------------------------------------------------------------------ samples */
 
-/* One run, whatever it is that runs. */
-typedef struct runner {
-    double (*run)(void *what);
-    void *what;
-} runner;
-
-/* Warms up and samples; returns the number of samples, 0 after a failure. */
-static int collect(const runner *r, double seconds, bench_ceiling *c) {
-    double start = clock_now();
+/* Warms up, samples `run`, and gives the ceiling; 0 after a failure. */
+static int sample(double (*run)(void *what), void *what, double seconds, double work,
+                  bench_ceiling *c) {
+    double start = clock_now(), best = INFINITY;
     while (clock_now() - start < fmin(WARM_UP, seconds))
-        if (isnan(r->run(r->what))) return 0;
+        if (isnan(run(what))) return 0;
     start = clock_now();
     while (c->n_samples < MIN_SAMPLES ||
            (c->n_samples < MAX_SAMPLES && clock_now() - start < seconds)) {
-        const double t = r->run(r->what);
+        const double t = run(what);
         if (!(t > 0)) return 0;
         c->samples[c->n_samples++] = t;
+        best = fmin(best, t);
     }
-    return c->n_samples;
-}
-
-static void give(const gpu_sink *sink, bench_ceiling *c, double work) {
-    double best = c->samples[0];
-    for (int i = 1; i < c->n_samples; i++) best = fmin(best, c->samples[i]);
     c->rate = work / stats_median(c->samples, (size_t)c->n_samples);
     c->best = work / best;
-    sink->found(sink->user, c);
+    return 1;
 }
 
 /* ------------------------------------------------------------------ own loops */
-
-typedef struct loops {
-    const gpu_driver *driver;
-    void *gpu;
-} loops;
-
-static double run_loop(void *what) {
-    loops *l = what;
-    return l->driver->run(l->gpu);
-}
 
 /* A tenth of the memory, a gigabyte at most: far more than any cache, and soon filled. */
 static uint64_t bytes_to_move(const bench_device *d) {
@@ -95,96 +95,118 @@ static uint64_t bytes_to_move(const bench_device *d) {
     return bytes / GPU_TILE * GPU_TILE;
 }
 
-static void measure_loop(loops *l, const bench_device *d, int loop, double seconds,
-                         const gpu_sink *sink) {
+static void measure_loop(const gpu_driver *driver, void *gpu, const bench_device *d, int loop,
+                         double seconds, const gpu_sink *sink) {
     static const uint32_t dtypes[GPU_LOOPS] = {0, 0, TESS_F32, TESS_F16, TESS_BF16};
     const int moves = loop == GPU_COPY || loop == GPU_READ;
-    const uint64_t bytes = bytes_to_move(d);
-    char why[256] = "";
+    gpu_job job = {.loop = loop, .bytes = bytes_to_move(d), .turns = 64};
     bench_ceiling c = {.unit = loop == GPU_COPY   ? BENCH_COPY
                                : loop == GPU_READ ? BENCH_READ
                                                   : BENCH_GEMM,
                        .dtype = dtypes[loop],
-                       .size = moves ? (int64_t)bytes : 0,
-                       .own_loop = 1};
+                       .size = moves ? (int64_t)job.bytes : 0,
+                       .own_loop = 1,
+                       .library = "own loop"};
     double work = 0, once = 0;
-    for (int turns = 64; turns <= MOST_TURNS; turns *= 4) {
-        work = l->driver->prepare(l->gpu, loop, bytes, turns, why, sizeof why);
+    for (; job.turns <= MOST_TURNS; job.turns *= 4) {
+        work = driver->prepare(gpu, &job);
         if (!(work > 0)) break;
-        once = l->driver->run(l->gpu);
+        once = driver->run(gpu);
         if (moves || !(once < LEAST_RUN)) break;
     }
-    const runner r = {run_loop, l};
-    if (work > 0 && !isnan(once) && collect(&r, seconds, &c)) {
-        snprintf(c.library, sizeof c.library, "own loop");
-        snprintf(c.method, sizeof c.method, "%s", l->driver->method(loop));
-        give(sink, &c, work);
-    } else if (why[0]) {
-        sink->note(sink->user, why);
-    }
+    snprintf(c.method, sizeof c.method, "%s", job.method);
+    if (work > 0 && !isnan(once) && sample(driver->run, gpu, seconds, work, &c))
+        sink->found(sink->user, &c);
+    else if (job.why[0])
+        sink->note(sink->user, job.why);
 }
 
 /* ------------------------------------------------------------------ libraries */
 
-typedef struct products {
+struct gpu_products {
     const gpu_library *library;
-    gpu_products *p;
-} products;
+    operands rows; /* of A, which B repeats */
+    void *p;
+};
 
-static double run_products(void *what) {
-    products *x = what;
-    return x->library->run(x->p);
+gpu_products *gpu_products_open(const gpu_library *library, const bench_device *d, uint32_t dtype,
+                                int64_t n, bench_ceiling *c, char *why, size_t size) {
+    gpu_products *x = calloc(1, sizeof *x);
+    if (!x || !(x->p = calloc(1, library->size)) || operands_make(&x->rows, dtype, n) != 0) {
+        snprintf(why, size, "out of memory");
+        if (x) {
+            free(x->p);
+            free(x);
+        }
+        return NULL;
+    }
+    x->library = library;
+    if (library->open(x->p, d, &x->rows, c, why, size) == 0) {
+        gpu_products_run(x); /* loads code */
+        return x;
+    }
+    gpu_products_close(x);
+    return NULL;
+}
+
+double gpu_products_run(gpu_products *x) { return x->library->run(x->p); }
+static double run_products(void *x) { return gpu_products_run(x); }
+
+int gpu_products_check(gpu_products *x) {
+    return operands_check(&x->rows, x->library->fetch, x->p);
+}
+
+void gpu_products_close(gpu_products *x) {
+    x->library->close(x->p);
+    operands_free(&x->rows);
+    free(x->p);
+    free(x);
 }
 
 /* Returns 1 when the library gave a product of the type. */
 static int measure_products(const gpu_library *library, const bench_device *d, uint32_t dtype,
                             double seconds, const gpu_sink *sink) {
     char why[256] = "";
-    int64_t n = PRODUCT_SMALL;
-    products x = {library, library->open(d, dtype, n, why, sizeof why)};
-    double once = NAN;
-    if (x.p) {
-        run_products(&x); /* loads code */
-        once = run_products(&x);
+    bench_ceiling c = {.unit = BENCH_GEMM, .dtype = dtype, .size = PRODUCT_SMALL};
+    gpu_products *x = gpu_products_open(library, d, dtype, c.size, &c, why, sizeof why);
+    if (x && gpu_products_run(x) < FAST_PRODUCT) {
+        gpu_products_close(x);
+        c.size = PRODUCT_LARGE;
+        x = gpu_products_open(library, d, dtype, c.size, &c, why, sizeof why);
     }
-    if (once < FAST_PRODUCT) {
-        library->close(x.p);
-        n = PRODUCT_LARGE;
-        x.p = library->open(d, dtype, n, why, sizeof why);
-    }
-    bench_ceiling c = {.unit = BENCH_GEMM, .dtype = dtype, .size = n};
-    const runner r = {run_products, &x};
-    int done = x.p && collect(&r, seconds, &c) && library->check(x.p);
-    if (done) {
-        snprintf(c.library, sizeof c.library, "%s", library->name(x.p));
-        snprintf(c.method, sizeof c.method, "%s", library->method(x.p));
-        give(sink, &c, 2.0 * (double)n * (double)n * (double)n);
-    } else {
+    const double n = (double)c.size;
+    const int done =
+        x && sample(run_products, x, seconds, 2 * n * n * n, &c) && gpu_products_check(x);
+    if (done)
+        sink->found(sink->user, &c);
+    else
         sink->note(sink->user, why[0] ? why : "a product of the library failed or was wrong");
-    }
-    if (x.p) library->close(x.p);
+    if (x) gpu_products_close(x);
     return done;
+}
+
+static int loop_of(uint32_t dtype) {
+    return dtype == TESS_F32 ? GPU_F32 : dtype == TESS_F16 ? GPU_F16 : GPU_BF16;
 }
 
 void gpu_limits(const bench_device *d, double seconds, const gpu_sink *sink) {
     /* Every library has f32. */
     static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
-    int found = 0;
+    int vendors[GPU_LOOPS] = {0}; /* which types the vendor's own library multiplies */
     char why[256] = "";
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)
         for (int t = 0; t < 3 && strcmp(libraries[i]->backend, d->backend) == 0; t++) {
-            if (t > 0 && !found) break; /* the library is not there */
-            found += measure_products(libraries[i], d, dtypes[t], seconds / 8, sink);
+            const int found = measure_products(libraries[i], d, dtypes[t], seconds / 8, sink);
+            if (t == 0 && !found) break; /* the library is not there */
+            if (found && libraries[i]->rank == GPU_VENDORS) vendors[loop_of(dtypes[t])] = 1;
         }
-    loops l = {gpu_driver_of(d), NULL};
-    if (l.driver) l.gpu = l.driver->open(d, why, sizeof why);
-    if (!l.gpu) {
-        sink->note(sink->user, l.driver ? why : "no loops are known for this backend");
+    const gpu_driver *driver = gpu_driver_of(d);
+    void *gpu = driver ? gpu_open(driver, d, why, sizeof why) : NULL;
+    if (!gpu) {
+        sink->note(sink->user, driver ? why : "no loops are known for this backend");
         return;
     }
-    measure_loop(&l, d, GPU_COPY, seconds / 8, sink);
-    measure_loop(&l, d, GPU_READ, seconds / 8, sink);
-    for (int loop = GPU_F32; loop < GPU_LOOPS && !found; loop++)
-        measure_loop(&l, d, loop, seconds / 8, sink);
-    l.driver->close(l.gpu);
+    for (int loop = GPU_COPY; loop < GPU_LOOPS; loop++)
+        if (!vendors[loop]) measure_loop(driver, gpu, d, loop, seconds / 8, sink);
+    gpu_close(driver, gpu);
 }

@@ -1,87 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loops in OpenCL C. */
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "find.h"
 #include "gpu.h"
+#include "loops.h"
 #include "opencl.h"
 
-enum {
-    TYPE_CPU = 1 << 1,
-    PROFILING = 1 << 1,
-    DEVICE_TYPE = 0x1000,
-    COMPUTE_UNITS = 0x1002,
-    DEVICE_NAME = 0x102B,
-    DEVICE_EXTENSIONS = 0x1030,
-    BOARD_NAME_AMD = 0x4038,
-    DEVICE_UUID = 0x106A,  /* cl_khr_device_uuid */
-    PCI_BUS_INFO = 0x410F, /* cl_khr_pci_bus_info */
-    PCI_BUS_NV = 0x4008,   /* cl_nv_device_attribute_query */
-    PCI_SLOT_NV = 0x4009,
-    PCI_DOMAIN_NV = 0x400A,
-    TOPOLOGY_AMD = 0x4037,
-    PROFILING_START = 0x1282,
-    PROFILING_END = 0x1283,
-    MOST = 16
-};
+enum { TYPE_CPU = 1 << 1, PROFILING = 1 << 1, MOST = 16 };
+enum { DEVICE_TYPE = 0x1000, COMPUTE_UNITS = 0x1002, DEVICE_NAME = 0x102B };
+enum { DEVICE_EXTENSIONS = 0x1030, PROFILING_START = 0x1282, PROFILING_END = 0x1283 };
+enum { DEVICE_UUID = 0x106A /* cl_khr_device_uuid */, PCI_BUS_INFO = 0x410F };
+/* cl_nv_device_attribute_query */
+enum { MAJOR_NV = 0x4000, PCI_BUS_NV = 0x4008, PCI_SLOT_NV = 0x4009, PCI_DOMAIN_NV = 0x400A };
+enum { TOPOLOGY_AMD = 0x4037, BOARD_NAME_AMD = 0x4038 };
+enum { SUBGROUP_SIZES_INTEL = 0x4108 };
 #define TYPE_ALL 0xFFFFFFFFu
-
-/* A thread moves vectors a group apart. Sums are stored only if they have a value that they never
- * have: the loop must not be left out. SCALAR is float or half. */
-static const char source[] =
-    "#define VECTORS 4u\n"
-    "#define BASE (get_group_id(0) * (get_local_size(0) * VECTORS) + get_local_id(0))\n"
-    "kernel void copy_loop(global const uint4 *from, global uint4 *to) {\n"
-    "    size_t at = BASE, step = get_local_size(0);\n"
-    "    uint4 a = from[at], b = from[at + step], c = from[at + 2 * step], d = from[at + 3 * "
-    "step];\n"
-    "    to[at] = a; to[at + step] = b; to[at + 2 * step] = c; to[at + 3 * step] = d;\n"
-    "}\n"
-    "kernel void read_loop(global const uint4 *from, global uint4 *to) {\n"
-    "    size_t at = BASE, step = get_local_size(0);\n"
-    "    uint4 x = from[at] ^ from[at + step] ^ from[at + 2 * step] ^ from[at + 3 * step];\n"
-    "    if ((x.x ^ x.y ^ x.z ^ x.w) == 0x9e3779b9u) to[at] = x;\n"
-    "}\n"
-    "#ifdef TAKE_HALF\n"
-    "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
-    "#define SCALAR half2\n"
-    "#else\n"
-    "#define SCALAR float4\n"
-    "#endif\n"
-    "kernel void add_loop(global SCALAR *to, uint turns) {\n"
-    "    SCALAR x = (SCALAR)(get_local_id(0)), y = (SCALAR)(0.999f);\n"
-    "    SCALAR a = x, b = x + y, c = y, d = -x, e = -y, f = x - y, g = x * y, h = y * y;\n"
-    "    for (uint n = 0; n < turns; n++) {\n"
-    "        a = fma(a, y, x); b = fma(b, y, x); c = fma(c, y, x); d = fma(d, y, x);\n"
-    "        e = fma(e, y, x); f = fma(f, y, x); g = fma(g, y, x); h = fma(h, y, x);\n"
-    "    }\n"
-    "    a += b + c + d + e + f + g + h;\n"
-    "    if (a.x == (SCALAR)(1.2345f).x) to[0] = a;\n"
-    "}\n";
-enum { CHAINS = 8, F32_LANES = 4, F16_LANES = 2 };
 
 typedef struct loops {
     opencl_gpu gpu;
     void *program, *kernel, *memory[2];
-    unsigned units;
+    unsigned compute_units;
     size_t threads;
+    int half, moves, turns;
+    char units_option[32];
 } loops;
 
 const cl_functions *opencl_functions(char *why, size_t size) {
+    static const char *const files[] = {"libOpenCL.so.1", NULL};
     static cl_functions cl;
     static int state; /* 1: works, -1: does not */
     if (state == 0) {
-        void *library = dlopen("libOpenCL.so.1", RTLD_NOW | RTLD_LOCAL);
+        void *library = find_named(files);
         state = library ? 1 : -1;
-#define FIND(result, name, parameters)   \
-    if (state == 1) {                    \
-        void *p = dlsym(library, #name); \
-        memcpy(&cl.name, &p, sizeof p);  \
-        if (!p) state = -1;              \
-    }
+#define FIND(result, name, parameters) \
+    if (state == 1 && !find_symbol(library, #name, &cl.name)) state = -1;
         CL_FUNCTIONS(FIND)
 #undef FIND
     }
@@ -204,63 +160,57 @@ static void drop(loops *l) {
 
 static void close_loops(void *gpu) {
     loops *l = gpu;
+    if (!l->gpu.cl) return;
     drop(l);
     opencl_close(&l->gpu);
-    free(l);
 }
 
-static void *open_loops(const bench_device *d, char *why, size_t size) {
-    loops *l = calloc(1, sizeof *l);
-    if (!l) return snprintf(why, size, "out of memory"), NULL;
-    if (opencl_open(&l->gpu, d, why, size) != 0) {
-        free(l);
-        return NULL;
-    }
-    l->units = number(l->gpu.cl, l->gpu.device, COMPUTE_UNITS);
-    return l;
-}
-
-static int build(loops *l, const char *name, const char *options) {
-    const char *text = source;
-    int code = 0;
-    l->program = l->gpu.cl->clCreateProgramWithSource(l->gpu.context, 1, &text, NULL, &code);
-    if (l->program)
-        code = l->gpu.cl->clBuildProgram(l->program, 1, &l->gpu.device, options, NULL, NULL);
-    if (code == 0) l->kernel = l->gpu.cl->clCreateKernel(l->program, name, &code);
-    return code;
-}
-
-static double prepare(void *gpu, int loop, uint64_t bytes, int turns, char *why, size_t size) {
-    static const char *const names[] = {"copy_loop", "read_loop", "add_loop", "add_loop"};
-    loops *l = gpu;
+/* What the compiler is told about the device: how its matrix units are reached, where they are. */
+static void describe(loops *l) {
     const cl_functions *cl = l->gpu.cl;
-    const int moves = loop == GPU_COPY || loop == GPU_READ, half = loop == GPU_F16;
-    const unsigned count = (unsigned)turns;
-    drop(l);
-    /* Where a type has no arithmetic of its own, that of f32 counts. */
-    if (loop == GPU_BF16 || (half && !opencl_has(&l->gpu, "cl_khr_fp16"))) return 0;
-    int code = build(l, names[loop], half ? "-D TAKE_HALF" : "");
-    for (int i = 0; i < (moves ? 2 : 1) && code == 0; i++) {
-        const uint32_t one = 0x3c003c00u;
-        const size_t room = moves ? bytes : 4096;
-        l->memory[i] = cl->clCreateBuffer(l->gpu.context, OPENCL_READ_WRITE, room, NULL, &code);
+    size_t lanes[8] = {0}, bytes = 0;
+    l->half = opencl_has(&l->gpu, "cl_khr_fp16");
+    if (opencl_has(&l->gpu, "cl_nv_device_attribute_query") &&
+        number(cl, l->gpu.device, MAJOR_NV) >= 8)
+        snprintf(l->units_option, sizeof l->units_option, " -D LOOPS_NV");
+    else if (opencl_has(&l->gpu, "cl_intel_subgroup_matrix_multiply_accumulate") &&
+             cl->clGetDeviceInfo(l->gpu.device, SUBGROUP_SIZES_INTEL, sizeof lanes, lanes,
+                                 &bytes) == 0 &&
+             bytes && (lanes[0] == 8 || lanes[0] == 16))
+        snprintf(l->units_option, sizeof l->units_option, " -D LOOPS_LANES=%d", (int)lanes[0]);
+}
+
+static int open_loops(void *gpu, const bench_device *d, char *why, size_t size) {
+    loops *l = gpu;
+    if (opencl_open(&l->gpu, d, why, size) != 0) return -1;
+    l->compute_units = number(l->gpu.cl, l->gpu.device, COMPUTE_UNITS);
+    describe(l);
+    return 0;
+}
+
+/* A loop with its memory and arguments; 0 or OpenCL's error. */
+static int place(loops *l, const char *name, const char *units_option, uint64_t bytes) {
+    const cl_functions *cl = l->gpu.cl;
+    const char *text = loops_source;
+    const uint32_t one = 0x3c003c00u, turns = (uint32_t)l->turns;
+    char options[64];
+    int code = 0;
+    snprintf(options, sizeof options, "%s%s", l->half ? "-D LOOPS_HALF" : "", units_option);
+    l->program = cl->clCreateProgramWithSource(l->gpu.context, 1, &text, NULL, &code);
+    if (l->program) code = cl->clBuildProgram(l->program, 1, &l->gpu.device, options, NULL, NULL);
+    if (code == 0) l->kernel = cl->clCreateKernel(l->program, name, &code);
+    for (int i = 0; i < (l->moves ? 2 : 1) && code == 0; i++) {
+        l->memory[i] = cl->clCreateBuffer(l->gpu.context, OPENCL_READ_WRITE, bytes, NULL, &code);
         /* Memory that was never written may not be there. */
         if (code == 0)
-            code = cl->clEnqueueFillBuffer(l->gpu.queue, l->memory[i], &one, sizeof one, 0, room, 0,
-                                           NULL, NULL);
+            code = cl->clEnqueueFillBuffer(l->gpu.queue, l->memory[i], &one, sizeof one, 0, bytes,
+                                           0, NULL, NULL);
     }
     if (code == 0) code = cl->clFinish(l->gpu.queue);
     if (code == 0) code = cl->clSetKernelArg(l->kernel, 0, sizeof(void *), &l->memory[0]);
-    if (code == 0)
-        code = moves ? cl->clSetKernelArg(l->kernel, 1, sizeof(void *), &l->memory[1])
-                     : cl->clSetKernelArg(l->kernel, 1, sizeof count, &count);
-    if (code != 0) {
-        snprintf(why, size, "%s: OpenCL error %d", names[loop], code);
-        return 0;
-    }
-    l->threads = moves ? bytes / (GPU_VECTORS * 16) : (size_t)l->units * 8 * GPU_GROUP;
-    if (moves) return (loop == GPU_COPY ? 2.0 : 1.0) * (double)bytes;
-    return (double)l->threads * turns * CHAINS * (half ? F16_LANES : F32_LANES) * 2.0;
+    if (code != 0) return code;
+    return l->moves ? cl->clSetKernelArg(l->kernel, 1, sizeof(void *), &l->memory[1])
+                    : cl->clSetKernelArg(l->kernel, 1, sizeof turns, &turns);
 }
 
 static double run(void *gpu) {
@@ -272,11 +222,39 @@ static double run(void *gpu) {
     return code == 0 ? opencl_seconds(&l->gpu, event) : NAN;
 }
 
-static const char *method(int loop) {
-    static const char *const methods[GPU_LOOPS] = {"OpenCL C, uint4, read + written bytes",
-                                                   "OpenCL C, uint4", "OpenCL C, fma of float4",
-                                                   "OpenCL C, fma of half2", ""};
-    return methods[loop];
+/* FLOP of a thread in a turn on matrix units; 0: there are none, or the compiler cannot use them.
+ */
+static uint32_t unit_flop(loops *l) {
+    uint32_t flop = 0;
+    l->threads = GPU_GROUP;
+    l->moves = l->turns = 0;
+    if (place(l, LOOPS_UNIT_FLOP, l->units_option, 4096) != 0 || isnan(run(l)) ||
+        l->gpu.cl->clEnqueueReadBuffer(l->gpu.queue, l->memory[0], 1, 0, sizeof flop, &flop, 0,
+                                       NULL, NULL) != 0)
+        flop = 0;
+    drop(l);
+    return flop;
 }
 
-const gpu_driver gpu_opencl = {"opencl", identify, open_loops, close_loops, prepare, run, method};
+static double prepare(void *gpu, gpu_job *job) {
+    loops *l = gpu;
+    const int narrow = job->loop == GPU_F16 || job->loop == GPU_BF16;
+    drop(l);
+    const uint32_t on_units = narrow ? unit_flop(l) : 0;
+    const loops_kind kind = loops_kind_of(job->loop, on_units, l->half);
+    if (!kind.name) return 0; /* that of f32 counts */
+    l->moves = job->loop == GPU_COPY || job->loop == GPU_READ;
+    l->turns = job->turns;
+    const size_t groups =
+        l->moves ? job->bytes / GPU_TILE : (size_t)l->compute_units * GPU_GROUPS_A_UNIT;
+    l->threads = groups * GPU_GROUP;
+    const int code =
+        place(l, kind.name, on_units ? l->units_option : "", l->moves ? job->bytes : 4096);
+    snprintf(job->method, sizeof job->method, "OpenCL C, %s", kind.method);
+    if (code == 0) return gpu_work(job, job->bytes, groups, kind.flop);
+    snprintf(job->why, sizeof job->why, "%s: OpenCL error %d", kind.name, code);
+    return 0;
+}
+
+const gpu_driver gpu_opencl = {"opencl",    sizeof(loops), identify, open_loops,
+                               close_loops, prepare,       run};

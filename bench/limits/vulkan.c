@@ -4,13 +4,6 @@
 
 #include <stdio.h>
 
-static const char *method(int loop) {
-    static const char *const methods[GPU_LOOPS] = {"SPIR-V, uvec4, read + written bytes",
-                                                   "SPIR-V, uvec4", "SPIR-V, fma of vec4",
-                                                   "SPIR-V, fma of f16vec2", ""};
-    return methods[loop];
-}
-
 #if TESSERA_BENCH_VULKAN
 
 #define VK_NO_PROTOTYPES
@@ -94,7 +87,7 @@ typedef struct loops {
     VkQueue queue;
     uint32_t family;
     double tick; /* seconds of a timestamp's unit */
-    uint32_t units;
+    uint32_t compute_units;
     int half;
     uint64_t most_bytes;
     VkDescriptorSetLayout set_layout;
@@ -299,24 +292,18 @@ static void close_loops(void *gpu) {
         l->vk.vkDestroyDevice(l->device, NULL);
     }
     disconnect(l);
-    free(l);
 }
 
-static void *open_loops(const bench_device *d, char *why, size_t size) {
-    loops *l = calloc(1, sizeof *l);
-    if (!l) return snprintf(why, size, "out of memory"), NULL;
-    l->units = d->compute_units ? d->compute_units : 16;
-    VkResult result = VK_SUCCESS;
-    if (connect(l) == 0 && find(l, d) == 0) {
-        result = make_device(l);
-        if (result == VK_SUCCESS) result = make_parts(l);
-        if (result == VK_SUCCESS) return l;
-        snprintf(why, size, "Vulkan: error %d", (int)result);
-    } else {
-        snprintf(why, size, "Vulkan: %.100s is gone", d->name);
-    }
-    close_loops(l);
-    return NULL;
+static int open_loops(void *gpu, const bench_device *d, char *why, size_t size) {
+    loops *l = gpu;
+    l->compute_units = d->compute_units ? d->compute_units : 16;
+    if (connect(l) != 0 || find(l, d) != 0)
+        return snprintf(why, size, "Vulkan: %.100s is gone", d->name), -1;
+    VkResult result = make_device(l);
+    if (result == VK_SUCCESS) result = make_parts(l);
+    if (result == VK_SUCCESS) return 0;
+    snprintf(why, size, "Vulkan: error %d", (int)result);
+    return -1;
 }
 
 /* ------------------------------------------------------------------ loops */
@@ -423,43 +410,46 @@ static double run(void *gpu) {
     return ticks[1] > ticks[0] ? l->tick * (double)(ticks[1] - ticks[0]) : NAN;
 }
 
-static double prepare(void *gpu, int loop, uint64_t bytes, int turns, char *why, size_t size) {
+static double prepare(void *gpu, gpu_job *job) {
+    static const char *const methods[GPU_LOOPS] = {"uvec4, read + written bytes", "uvec4",
+                                                   "fma of vec4", "fma of f16vec2", ""};
     loops *l = gpu;
-    const int moves = loop == GPU_COPY || loop == GPU_READ, half = loop == GPU_F16;
+    const int moves = job->loop == GPU_COPY || job->loop == GPU_READ, half = job->loop == GPU_F16;
+    uint64_t bytes = job->bytes;
     drop(l);
     /* Where a type has no arithmetic of its own, that of f32 counts. */
-    if (loop == GPU_BF16 || (half && !l->half)) return 0;
+    if (job->loop == GPU_BF16 || (half && !l->half)) return 0;
     if (bytes > l->most_bytes) bytes = l->most_bytes / GPU_TILE * GPU_TILE;
-    uint32_t groups = moves ? (uint32_t)(bytes / GPU_TILE) : l->units * 8;
+    uint32_t groups = moves ? (uint32_t)(bytes / GPU_TILE) : l->compute_units * GPU_GROUPS_A_UNIT;
     if (groups > 65535) groups = 65535; /* what every device can launch */
     if (moves) bytes = (uint64_t)groups * GPU_TILE;
-    VkResult result = make_pipeline(l, loop);
+    VkResult result = make_pipeline(l, job->loop);
     for (int i = 0; i < 2 && result == VK_SUCCESS; i++)
         result = make_buffer(l, i, moves ? bytes : 4096);
-    if (result == VK_SUCCESS) result = record(l, 1, groups, (uint32_t)turns);
+    if (result == VK_SUCCESS) result = record(l, 1, groups, (uint32_t)job->turns);
     if (result == VK_SUCCESS && isnan(run(l))) result = VK_ERROR_DEVICE_LOST;
-    if (result == VK_SUCCESS) result = record(l, 0, groups, (uint32_t)turns);
-    if (result != VK_SUCCESS) {
-        snprintf(why, size, "%s: Vulkan error %d", method(loop), (int)result);
-        return 0;
-    }
-    if (moves) return (loop == GPU_COPY ? 2.0 : 1.0) * (double)bytes;
-    return (double)groups * GPU_GROUP * turns * CHAINS * (half ? F16_LANES : F32_LANES) * 2.0;
+    if (result == VK_SUCCESS) result = record(l, 0, groups, (uint32_t)job->turns);
+    snprintf(job->method, sizeof job->method, "SPIR-V, %s", methods[job->loop]);
+    if (result == VK_SUCCESS)
+        return gpu_work(job, bytes, groups, CHAINS * (half ? F16_LANES : F32_LANES) * 2.0);
+    snprintf(job->why, sizeof job->why, "%s: Vulkan error %d", job->method, (int)result);
+    return 0;
 }
 
-const gpu_driver gpu_vulkan = {"vulkan", identify, open_loops, close_loops, prepare, run, method};
+const gpu_driver gpu_vulkan = {"vulkan",    sizeof(loops), identify, open_loops,
+                               close_loops, prepare,       run};
 
 #else
 
 static void identify(bench_device *d) { (void)d; }
-static void *open_loops(const bench_device *d, char *why, size_t size) {
-    (void)d;
+static int open_loops(void *gpu, const bench_device *d, char *why, size_t size) {
+    (void)gpu, (void)d;
     snprintf(why, size, "built without Vulkan's headers (Debian: libvulkan-dev)");
-    return NULL;
+    return -1;
 }
 static void close_loops(void *gpu) { (void)gpu; }
-static double prepare(void *gpu, int loop, uint64_t bytes, int turns, char *why, size_t size) {
-    (void)gpu, (void)loop, (void)bytes, (void)turns, (void)why, (void)size;
+static double prepare(void *gpu, gpu_job *job) {
+    (void)gpu, (void)job;
     return 0;
 }
 static double run(void *gpu) {
@@ -467,6 +457,6 @@ static double run(void *gpu) {
     return 0;
 }
 
-const gpu_driver gpu_vulkan = {"vulkan", identify, open_loops, close_loops, prepare, run, method};
+const gpu_driver gpu_vulkan = {"vulkan", 1, identify, open_loops, close_loops, prepare, run};
 
 #endif

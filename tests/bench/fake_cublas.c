@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A cuBLAS on the driver of fake_cuda.c. The word "broken" in FAKE_GPU: it gives no handle. */
 #include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "fake_cuda.h"
 
@@ -12,15 +10,10 @@
 
 enum { OK = 0, INVALID = 7 };
 
-static int is_broken(void) {
-    const char *words = getenv("FAKE_GPU");
-    return words && strstr(words, "broken") != NULL;
-}
-
 static int handle;
 API int cublasCreate_v2(void **to) {
     *to = &handle;
-    return is_broken() ? 1 : OK;
+    return fake_has("broken") ? 1 : OK;
 }
 API int cublasDestroy_v2(void *h) { return h == &handle ? OK : INVALID; }
 API int cublasGetVersion_v2(void *h, int *version) {

@@ -2,8 +2,8 @@
 /*
  * A CUDA driver that the suite's limits are measured with where there is no GPU.
  * Memory is the host's, time passes by the work that is launched, and a product has just the
- * elements that somebody copies back. FAKE_GPU holds words: "old" (compute capability 7.0),
- * "broken" (no handle of cuBLAS), "wrong" (products are).
+ * elements that somebody copies back. FAKE_GPU holds words: "broken" (libraries give no
+ * handle), "wrong" (products are), "plain" (no matrix units through HIP).
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -32,16 +32,9 @@ API int cuDeviceGetUuid(unsigned char *uuid, int device) {
     for (int i = 0; i < 16; i++) uuid[i] = (unsigned char)(16 * i + device % 10);
     return OK;
 }
-API int fake_pci(char *text, int size, int device) {
+API int cuDeviceGetPCIBusId(char *text, int size, int device) {
     snprintf(text, (size_t)size, "0000:1A:0%d.0", device % 10);
     return OK;
-}
-API int cuDeviceGetPCIBusId(char *text, int size, int device) {
-    return fake_pci(text, size, device);
-}
-API int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 16 ? 10 : attribute == 75 ? (fake_has("old") ? 7 : 9) : 0;
-    return device == 40 ? OK : INVALID;
 }
 static int context;
 API int cuDevicePrimaryCtxRetain(void **to, int device) {
@@ -53,15 +46,17 @@ API int cuCtxSetCurrent(void *c) { return c == &context ? OK : INVALID; }
 
 /* ------------------------------------------------------------------ memory */
 
+API int fake_release(void *p) {
+    free(p);
+    return OK;
+}
+
 API int cuMemAlloc_v2(uint64_t *to, size_t bytes) {
     void *p = malloc(bytes);
     *to = (uint64_t)(uintptr_t)p;
     return p ? OK : 2;
 }
-API int cuMemFree_v2(uint64_t p) {
-    free((void *)(uintptr_t)p);
-    return OK;
-}
+API int cuMemFree_v2(uint64_t p) { return fake_release((void *)(uintptr_t)p); }
 API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
     memcpy((void *)(uintptr_t)to, from, bytes);
     return OK;
@@ -134,55 +129,66 @@ API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
 /* ------------------------------------------------------------------ time and kernels */
 
 static double now;
-API double fake_now(void) { return now; }
-API void fake_pass(double seconds) { now += seconds; }
-API int cuEventCreate(void **event, unsigned flags) {
-    *event = calloc(1, sizeof(double));
-    return flags ? INVALID : OK;
+API int fake_event(void **event, unsigned flags) {
+    *event = calloc(1, sizeof now);
+    return *event && !flags ? OK : INVALID;
 }
-API int cuEventDestroy_v2(void *event) {
-    free(event);
-    return OK;
-}
-API int cuEventRecord(void *event, void *stream) {
-    *(double *)event = now;
+API int fake_record(void *event, void *stream) {
+    memcpy(event, &now, sizeof now);
     return stream ? INVALID : OK;
 }
-API int cuEventSynchronize(void *event) { return event ? OK : INVALID; }
-API int cuEventElapsedTime(float *ms, void *first, void *last) {
-    *ms = (float)(1e3 * (*(double *)last - *(double *)first));
+API int fake_elapsed(float *ms, const void *first, const void *last) {
+    double begin, end;
+    memcpy(&begin, first, sizeof begin);
+    memcpy(&end, last, sizeof end);
+    *ms = (float)(1e3 * (end - begin));
     return OK;
 }
+API int cuEventCreate(void **event, unsigned flags) { return fake_event(event, flags); }
+API int cuEventDestroy_v2(void *event) { return fake_release(event); }
+API int cuEventRecord(void *event, void *stream) { return fake_record(event, stream); }
+API int cuEventSynchronize(void *event) { return event ? OK : INVALID; }
+API int cuEventElapsedTime(float *ms, void *from, void *to) { return fake_elapsed(ms, from, to); }
 
 API int cuModuleLoadData(void **module, const void *text) {
     *module = strdup(text);
     return strncmp(text, ".version", 8) == 0 ? OK : INVALID;
 }
-API int cuModuleUnload(void *module) {
-    free(module);
-    return OK;
+API int cuModuleUnload(void *module) { return fake_release(module); }
+API int fake_find(void **function, void *module, const char *before, const char *name) {
+    char entry[80];
+    snprintf(entry, sizeof entry, "%s%s(", before, name);
+    const char *found = strstr(module, entry);
+    *function = found ? (void *)(uintptr_t)(found + strlen(before)) : NULL;
+    return found ? OK : NOT_FOUND;
 }
 API int cuModuleGetFunction(void **function, void *module, const char *name) {
-    char entry[80];
-    snprintf(entry, sizeof entry, ".visible .entry %s(", name);
-    *function = strstr(module, entry);
-    return *function ? OK : NOT_FOUND;
+    return fake_find(function, module, ".visible .entry ", name);
+}
+
+/* Kernels by name: how long each takes of a thread's work. */
+API int fake_launch(const char *name, unsigned groups, unsigned threads, void **arguments) {
+    static const struct {
+        const char *name;
+        double work, rate; /* of a thread, and of a turn where it multiplies */
+    } kernels[] = {{"copy_loop", -128, FAKE_COPY},        {"read_loop", -64, FAKE_READ},
+                   {"fma_loop", 128, FAKE_F32},           {"fma_f32", 64, FAKE_F32},
+                   {"fma_f16", 32, 2 * FAKE_F32},         {"mma_", 1024, FAKE_UNITS},
+                   {"units_", FAKE_UNIT_FLOP, FAKE_UNITS}};
+    const uint32_t flop = fake_has("plain") ? 0 : FAKE_UNIT_FLOP;
+    if (strncmp(name, "unit_flop", 9) == 0) memcpy(*(void **)arguments[0], &flop, sizeof flop);
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (strncmp(name, kernels[i].name, strlen(kernels[i].name)) == 0)
+            now += (double)threads * groups / kernels[i].rate *
+                   (kernels[i].work < 0 ? -kernels[i].work
+                                        : kernels[i].work * *(uint32_t *)arguments[1]);
+    return threads == 256 ? OK : INVALID;
 }
 API int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty,
                        unsigned tz, unsigned shared, void *stream, void **arguments, void **extra) {
-    const char *name = strchr((const char *)function + 10, ' ') + 1;
-    if (y != 1 || z != 1 || tx != 256 || ty != 1 || tz != 1 || shared || stream || extra)
-        return INVALID;
-    const double threads = 256.0 * x;
-    if (strncmp(name, "copy_loop", 9) == 0)
-        now += threads * 64 * 2 / FAKE_COPY;
-    else if (strncmp(name, "read_loop", 9) == 0)
-        now += threads * 64 / FAKE_READ;
-    else if (strncmp(name, "fma_loop", 8) == 0)
-        now += threads * 64 * 2 * *(uint32_t *)arguments[1] / FAKE_F32;
-    else
-        now += threads / 32 * 8 * 4096 * *(uint32_t *)arguments[1] / FAKE_UNITS;
-    return OK;
+    return y * z * ty * tz != 1 || shared || stream || extra
+               ? INVALID
+               : fake_launch(function, x, tx, arguments);
 }
 
 /* What cuBLAS would have launched. */

@@ -12,12 +12,19 @@
 
 #include <stddef.h>
 
+/* Of a thread on matrix units in a turn, through HIP. */
+enum { FAKE_UNIT_FLOP = 512 };
+
 /* What other fake interfaces of the same GPU share. */
 int fake_has(const char *word);
-int fake_pci(char *text, int size, int device);
 int fake_fetch(void *to, const void *from, size_t bytes);
-double fake_now(void);
-void fake_pass(double seconds);
+int fake_release(void *p);
+int fake_event(void **event, unsigned flags);
+int fake_record(void *event, void *stream);
+int fake_elapsed(float *ms, const void *first, const void *last);
+/* A function is its name in a module, after the words that stand before it there. */
+int fake_find(void **function, void *module, const char *before, const char *name);
+int fake_launch(const char *name, unsigned groups, unsigned threads, void **arguments);
 /* A product of n x n matrices in the order of columns, by the number of CUDA's type. */
 void fake_product(const void *a, const void *b, void *c, int n, int type);
 

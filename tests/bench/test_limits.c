@@ -23,25 +23,25 @@
 /* Small loops: that they run and count their work, not how fast they are. */
 static void try_loops(const bench_device *d, const gpu_driver *driver) {
     char why[256] = "";
-    void *gpu = driver->open(d, why, sizeof why);
+    void *gpu = gpu_open(driver, d, why, sizeof why);
     if (!gpu) {
         print_message("%s: %s\n", d->id, why);
         assert_true(why[0]);
         return;
     }
     for (int loop = 0; loop < GPU_LOOPS; loop++) {
-        const uint64_t bytes = 16 * GPU_TILE;
-        const double work = driver->prepare(gpu, loop, bytes, 2, why, sizeof why);
-        if (work == 0 && !why[0] && loop > GPU_F32) continue; /* no arithmetic of that type */
-        if (why[0]) fail_msg("%s: loop %d: %s", d->id, loop, why);
-        if (loop == GPU_COPY) assert_true(work == 2.0 * (double)bytes);
-        if (loop == GPU_READ) assert_true(work == (double)bytes);
+        gpu_job job = {.loop = loop, .bytes = 16 * GPU_TILE, .turns = 2};
+        const double work = driver->prepare(gpu, &job);
+        if (job.why[0]) fail_msg("%s: loop %d: %s", d->id, loop, job.why);
+        if (work == 0 && loop > GPU_F32) continue; /* no arithmetic of that type */
+        if (loop == GPU_COPY) assert_true(work == 2.0 * (double)job.bytes);
+        if (loop == GPU_READ) assert_true(work == (double)job.bytes);
         assert_true(work > 0);
         assert_true(driver->run(gpu) > 0);
         assert_true(driver->run(gpu) > 0);
-        assert_true(driver->method(loop)[0]);
+        assert_true(job.method[0]);
     }
-    driver->close(gpu);
+    gpu_close(driver, gpu);
 }
 
 /* Small products of CLBlast, which compiles for many seconds: only where somebody asks for it. */
@@ -50,15 +50,16 @@ static void try_products(const bench_device *d) {
     static const uint32_t dtypes[] = {TESS_F32, TESS_F16, TESS_BF16};
     for (int i = 0; i < 3; i++) {
         char why[256] = "";
-        gpu_products *p = gpu_clblast.open(d, dtypes[i], 64, why, sizeof why);
+        bench_ceiling c = {.unit = BENCH_GEMM};
+        gpu_products *p = gpu_products_open(&gpu_clblast, d, dtypes[i], 64, &c, why, sizeof why);
         if (!p) {
             print_message("%s: %s\n", d->id, why);
             assert_true(why[0]);
             continue;
         }
-        assert_true(gpu_clblast.run(p) > 0);
-        assert_true(gpu_clblast.check(p));
-        gpu_clblast.close(p);
+        assert_true(gpu_products_run(p) > 0);
+        assert_true(gpu_products_check(p));
+        gpu_products_close(p);
     }
 }
 
@@ -92,7 +93,7 @@ static void test_missing(void **state) {
         snprintf(d.name, sizeof d.name, "No such device");
         const gpu_driver *driver = gpu_driver_of(&d);
         assert_non_null(driver);
-        assert_null(driver->open(&d, why, sizeof why));
+        assert_null(gpu_open(driver, &d, why, sizeof why));
         assert_true(why[0]);
         ceilings_identify(&d);
         assert_true(!d.uuid[0] && !d.pci[0]);

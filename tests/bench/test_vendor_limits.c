@@ -27,6 +27,8 @@ static bench_device *add(bench_report *r, const char *id, const char *uuid) {
     snprintf(d->backend, sizeof d->backend, "%.*s", (int)strcspn(id, ":"), id);
     snprintf(d->kind, sizeof d->kind, "gpu");
     snprintf(d->name, sizeof d->name, "Fake GPU");
+    snprintf(d->arch, sizeof d->arch, "sm_90");
+    d->compute_units = 10;
     snprintf(d->uuid, sizeof d->uuid, "%s", uuid);
     d->memory_bytes = 1u << 28;
     return d;
@@ -52,6 +54,18 @@ static void assert_rate(const bench_device *d, int unit, uint32_t dtype, double 
     if (!(fabs(c->rate / rate - 1) < 1e-3)) fail_msg("%s: %g, not %g", d->id, c->rate, rate);
     assert_int_equal(c->own_loop, own);
     assert_true(c->n_samples >= 5);
+}
+
+/* What copies, reads and multiplies. A rate of 0: there is no such ceiling. */
+static void assert_rates(const bench_device *d, double f32, double bf16, double f16, int own) {
+    const double rates[] = {[TESS_F32] = f32, [TESS_BF16] = bf16, [TESS_F16] = f16};
+    assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
+    assert_rate(d, BENCH_READ, 0, FAKE_READ, 1);
+    for (uint32_t t = TESS_F32; t <= TESS_BF16; t++)
+        if (rates[t] > 0)
+            assert_rate(d, BENCH_GEMM, t, rates[t], own);
+        else
+            assert_null(find(d, BENCH_GEMM, t));
 }
 
 static void test_identity(void **state) {
@@ -80,11 +94,7 @@ static void test_library(void **state) {
     measure(&r);
     for (int i = 0; i < 3; i++) {
         const bench_device *d = &r.devices[i];
-        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
-        assert_rate(d, BENCH_READ, 0, FAKE_READ, 1);
-        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 0);
-        assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_BF16, 0);
-        assert_rate(d, BENCH_GEMM, TESS_F16, FAKE_F16, 0);
+        assert_rates(d, FAKE_F32, FAKE_BF16, FAKE_F16, 0);
         const bench_ceiling *c = find(d, BENCH_GEMM, TESS_F16);
         assert_string_equal(c->library, "cuBLAS 13.1.2");
         assert_string_equal(c->via, i == 1 ? "" : "cuda:0");
@@ -96,52 +106,61 @@ static void test_library(void **state) {
     report_free(&r);
 }
 
-/* Without a library loops drive the matrix units, or the multiply-adds where there are none. */
-static void test_loops(void **state) {
-    static const char *const words[] = {"broken", "wrong", "broken old"};
-    (void)state;
-    for (int i = 0; i < 3; i++) {
-        bench_report r = {.n_devices = 0};
-        setenv("FAKE_GPU", words[i], 1);
-        const bench_device *d = add(&r, "cuda:0", UUID);
-        measure(&r);
-        d = &r.devices[0];
-        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
-        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 1);
-        if (i < 2) assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_UNITS, 1);
-        if (i < 2) assert_rate(d, BENCH_GEMM, TESS_F16, FAKE_UNITS, 1);
-        if (i == 2) assert_null(find(d, BENCH_GEMM, TESS_F16));
-        assert_non_null(strstr(d->ceiling_note, i == 1 ? "wrong" : "cublasCreate: status 1"));
-        report_free(&r);
-    }
+/* One device alone, in a GPU with some properties. */
+static bench_report measured(const char *id, const char *arch, const char *words) {
+    bench_report r = {.n_devices = 0};
+    setenv("FAKE_GPU", words, 1);
+    bench_device *d = add(&r, id, UUID);
+    snprintf(d->arch, sizeof d->arch, "%s", arch);
+    measure(&r);
     unsetenv("FAKE_GPU");
+    return r;
 }
 
+/* Without a library loops drive the matrix units, or the multiply-adds where there are none. */
+static void test_loops(void **state) {
+    static const struct {
+        const char *id, *arch, *words, *why;
+        double bf16, f16;
+    } cases[] = {
+        {"cuda:0", "sm_90", "broken", "cuBLAS gives no handle: status 1", FAKE_UNITS, FAKE_UNITS},
+        {"cuda:0", "sm_90", "wrong", "wrong", FAKE_UNITS, FAKE_UNITS},
+        {"cuda:0", "sm_70", "broken", "cuBLAS gives no handle", 0, 0},
+        {"hip:0", "gfx942", "broken", "hipBLASLt gives no handle", FAKE_UNITS, FAKE_UNITS},
+        {"hip:0", "gfx1030", "broken plain", "rocBLAS gives no handle", 0, 2 * FAKE_F32}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench_report r = measured(cases[i].id, cases[i].arch, cases[i].words);
+        assert_rates(&r.devices[0], FAKE_F32, cases[i].bf16, cases[i].f16, 1);
+        if (!strstr(r.devices[0].ceiling_note, cases[i].why))
+            fail_msg("%s: %s", cases[i].why, r.devices[0].ceiling_note);
+        report_free(&r);
+    }
+}
+
+/* Both of ROCm's libraries multiply; one whose search finds nothing is left out. */
 static void test_hip(void **state) {
+    static const char *const names[] = {"rocBLAS 4.2.0", "hipBLASLt 1.2.3"};
     (void)state;
     bench_report r = {.n_devices = 0};
-    unsetenv("FAKE_GPU");
     add(&r, "vulkan:0", UUID);
     add(&r, "hip:0", UUID);
     measure(&r);
     for (int i = 0; i < 2; i++) {
         const bench_device *d = &r.devices[i];
-        assert_rate(d, BENCH_COPY, 0, FAKE_COPY, 1);
-        assert_rate(d, BENCH_READ, 0, FAKE_READ, 1);
-        assert_rate(d, BENCH_GEMM, TESS_F32, FAKE_F32, 0);
-        assert_rate(d, BENCH_GEMM, TESS_BF16, FAKE_BF16, 0);
-        assert_string_equal(find(d, BENCH_GEMM, TESS_F32)->library, "rocBLAS 4.2.0");
+        int products[2] = {0};
+        assert_rates(d, FAKE_F32, FAKE_BF16, FAKE_F16, 0);
+        for (int k = 0; k < d->n_ceilings; k++)
+            for (int n = 0; n < 2; n++)
+                products[n] += strcmp(d->ceilings[k].library, names[n]) == 0;
+        assert_true(products[0] == 3 && products[1] == 3);
         assert_string_equal(find(d, BENCH_GEMM, TESS_F32)->via, i ? "" : "hip:0");
     }
     report_free(&r);
-    r = (bench_report){.n_devices = 0};
-    setenv("FAKE_GPU", "broken", 1);
-    add(&r, "hip:0", UUID);
-    measure(&r);
-    assert_rate(&r.devices[0], BENCH_GEMM, TESS_F32, FAKE_F32, 1);
-    assert_rate(&r.devices[0], BENCH_GEMM, TESS_F16, FAKE_UNITS, 1);
+    r = measured("hip:0", "gfx942", "unsearched");
+    assert_string_equal(find(&r.devices[0], BENCH_GEMM, TESS_F16)->library, names[0]);
+    assert_non_null(strstr(r.devices[0].ceiling_note, "an unknown version of hipBLASLt"));
     report_free(&r);
-    unsetenv("FAKE_GPU");
 }
 
 int main(void) {

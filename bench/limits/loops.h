@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loops in the C that OpenCL C and HIP C++ have in common, compiled when they run. */
+#ifndef TESSERA_BENCH_LIMITS_LOOPS_H
+#define TESSERA_BENCH_LIMITS_LOOPS_H
+
+#include "gpu.h"
+
+/* A loop as a driver runs it: its name in the program, what the suite calls it, and FLOP of a
+ * thread in a turn. Without a name the device has no such thing. */
+typedef struct loops_kind {
+    const char *name, *method;
+    double flop;
+} loops_kind;
+
+/* loops.cl, which the build puts into the program. */
+extern const char loops_source[];
+
+/* A kernel that stores what a thread does on matrix units in a turn, in FLOP; 0: there are none. */
+#define LOOPS_UNIT_FLOP "unit_flop"
+
+/* `unit_flop`: what that kernel stored; `half`: whether there is arithmetic of f16. */
+loops_kind loops_kind_of(int loop, uint32_t unit_flop, int half);
+
+#endif
