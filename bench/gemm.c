@@ -15,6 +15,7 @@
 #include <tessera/tessera.h>
 
 #include "gemm_loop.h"
+#include "limits/find.h"
 #include "reference.h"
 #include "results.h"
 
@@ -106,13 +107,6 @@ int gemm_provider_is_own(int p) { return providers[p].kind == 2; }
 const char *gemm_library(const gemm *g) { return g->name; }
 const char *gemm_method(const gemm *g) { return g->method; }
 
-/* dlsym gives an object pointer; POSIX says that its bytes are those of the function pointer. */
-static int symbol(void *library, const char *name, void *function) {
-    void *p = dlsym(library, name);
-    memcpy(function, &p, sizeof p);
-    return p != NULL;
-}
-
 /* ------------------------------------------------------------------ operands */
 
 static void *matrix(size_t bytes) {
@@ -154,32 +148,27 @@ static int make_operands(gemm *g) {
 static int onednn_load(gemm *g) {
     void *l = g->library;
     onednn_api *d = &g->dn;
-    int ok = symbol(l, "dnnl_version", &d->version) && symbol(l, "dnnl_sgemm", &d->sgemm) &&
-             symbol(l, "dnnl_engine_create", &d->engine_create) &&
-             symbol(l, "dnnl_stream_create", &d->stream_create) &&
-             symbol(l, "dnnl_stream_wait", &d->stream_wait) &&
-             symbol(l, "dnnl_memory_create", &d->memory_create) &&
-             symbol(l, "dnnl_primitive_create", &d->primitive_create) &&
-             symbol(l, "dnnl_primitive_execute", &d->primitive_execute) &&
-             symbol(l, "dnnl_primitive_desc_query_md", &d->query_md) &&
-             symbol(l, "dnnl_memory_desc_get_size", &d->memory_size) &&
-             symbol(l, "dnnl_memory_destroy", &d->memory_destroy) &&
-             symbol(l, "dnnl_primitive_destroy", &d->primitive_destroy) &&
-             symbol(l, "dnnl_primitive_desc_destroy", &d->primitive_desc_destroy) &&
-             symbol(l, "dnnl_stream_destroy", &d->stream_destroy) &&
-             symbol(l, "dnnl_engine_destroy", &d->engine_destroy);
+    int ok = find_symbols(
+        l, "dnnl_version", &d->version, "dnnl_sgemm", &d->sgemm, "dnnl_engine_create",
+        &d->engine_create, "dnnl_stream_create", &d->stream_create, "dnnl_stream_wait",
+        &d->stream_wait, "dnnl_memory_create", &d->memory_create, "dnnl_primitive_create",
+        &d->primitive_create, "dnnl_primitive_execute", &d->primitive_execute,
+        "dnnl_primitive_desc_query_md", &d->query_md, "dnnl_memory_desc_get_size", &d->memory_size,
+        "dnnl_memory_destroy", &d->memory_destroy, "dnnl_primitive_destroy", &d->primitive_destroy,
+        "dnnl_primitive_desc_destroy", &d->primitive_desc_destroy, "dnnl_stream_destroy",
+        &d->stream_destroy, "dnnl_engine_destroy", &d->engine_destroy, NULL);
     if (!ok) return -1;
     int major = d->version()->major;
     if (major == 2)
-        return symbol(l, "dnnl_memory_desc_init_by_tag", &d->md_init) &&
-                       symbol(l, "dnnl_matmul_desc_init", &d->matmul_init) &&
-                       symbol(l, "dnnl_primitive_desc_create", &d->primitive_desc_create)
+        return find_symbols(l, "dnnl_memory_desc_init_by_tag", &d->md_init, "dnnl_matmul_desc_init",
+                            &d->matmul_init, "dnnl_primitive_desc_create",
+                            &d->primitive_desc_create, NULL)
                    ? 0
                    : -1;
     if (major == 3)
-        return symbol(l, "dnnl_memory_desc_create_with_tag", &d->md_create) &&
-                       symbol(l, "dnnl_memory_desc_destroy", &d->md_destroy) &&
-                       symbol(l, "dnnl_matmul_primitive_desc_create", &d->matmul_create)
+        return find_symbols(l, "dnnl_memory_desc_create_with_tag", &d->md_create,
+                            "dnnl_memory_desc_destroy", &d->md_destroy,
+                            "dnnl_matmul_primitive_desc_create", &d->matmul_create, NULL)
                    ? 0
                    : -1;
     return -1;
@@ -266,16 +255,16 @@ static void blas_version(gemm *g, const char *name) {
     char *(*blis_version)(void);
     void (*mkl_version)(char *, int);
     snprintf(g->name, sizeof g->name, "%s", name);
-    if (symbol(g->library, "openblas_get_config", &get_config)) {
+    if (find_symbol(g->library, "openblas_get_config", &get_config)) {
         /* "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..." */
         const char *config = get_config();
         const char *second = strchr(config, ' ');
         int length = second ? (int)(second + 1 - config + (ptrdiff_t)strcspn(second + 1, " "))
                             : (int)strlen(config);
         snprintf(g->name, sizeof g->name, "%.*s", length > 60 ? 60 : length, config);
-    } else if (symbol(g->library, "bli_info_get_version_str", &blis_version)) {
+    } else if (find_symbol(g->library, "bli_info_get_version_str", &blis_version)) {
         snprintf(g->name, sizeof g->name, "BLIS %.60s", blis_version());
-    } else if (symbol(g->library, "mkl_get_version_string", &mkl_version)) {
+    } else if (find_symbol(g->library, "mkl_get_version_string", &mkl_version)) {
         char text[256] = "";
         mkl_version(text, (int)sizeof text - 1);
         const char *at = strstr(text, "Version ");
@@ -290,13 +279,13 @@ static int blas_prepare(gemm *g, const char *name, int variant, int threads, cha
     if (variant > 0) return snprintf(reason, reason_size, "no further variant"), -1;
     blas_version(g, name);
     if (g->dtype == TESS_F32) {
-        if (!symbol(g->library, "cblas_sgemm", &g->sgemm))
+        if (!find_symbol(g->library, "cblas_sgemm", &g->sgemm))
             return snprintf(reason, reason_size, "%s has no cblas_sgemm", g->name), -1;
         snprintf(g->method, sizeof g->method, "cblas_sgemm, row-major");
     } else if (g->dtype == TESS_BF16) {
-        if (symbol(g->library, "cblas_gemm_bf16bf16f32", &g->bgemm))
+        if (find_symbol(g->library, "cblas_gemm_bf16bf16f32", &g->bgemm))
             snprintf(g->method, sizeof g->method, "cblas_gemm_bf16bf16f32, row-major");
-        else if (symbol(g->library, "cblas_sbgemm", &g->bgemm))
+        else if (find_symbol(g->library, "cblas_sbgemm", &g->bgemm))
             snprintf(g->method, sizeof g->method, "cblas_sbgemm, row-major");
         else
             return snprintf(reason, reason_size, "%s has no bf16 product", g->name), -1;
@@ -306,9 +295,9 @@ static int blas_prepare(gemm *g, const char *name, int variant, int threads, cha
     }
     /* The environment was set before the library was opened; these calls hold where something else
      * had loaded it already. */
-    if (symbol(g->library, "openblas_set_num_threads", &set_threads)) set_threads(threads);
-    if (symbol(g->library, "MKL_Set_Num_Threads", &set_threads)) set_threads(threads);
-    if (symbol(g->library, "bli_thread_set_num_threads", &set_threads_blis))
+    if (find_symbol(g->library, "openblas_set_num_threads", &set_threads)) set_threads(threads);
+    if (find_symbol(g->library, "MKL_Set_Num_Threads", &set_threads)) set_threads(threads);
+    if (find_symbol(g->library, "bli_thread_set_num_threads", &set_threads_blis))
         set_threads_blis(threads);
     g->checkable = 1;
     return make_operands(g) == 0 ? 0 : (snprintf(reason, reason_size, "out of memory"), -1);

@@ -16,6 +16,7 @@
 
 #include "checksum.h"
 #include "json.h"
+#include "json_fields.h"
 #include "text.h"
 
 enum { MAX_FILE = 256 << 20, MAX_ITEMS = 20000 };
@@ -122,97 +123,89 @@ static int get_samples(reader *r, const cJSON *o, double *values, int capacity) 
 
 /* ------------------------------------------------------------------ parts */
 
-static void read_machine(reader *r, const cJSON *root, bench_report *out) {
-    const cJSON *o = member(r, root, "machine", 1), *item;
-    bench_machine *m = &out->machine;
+/* Fields of `x` that may be missing in `o`. */
+#define TEXT(field)    get_text(r, o, #field, 0, x->field, sizeof x->field);
+#define COUNT(field)   x->field = get_count(r, o, #field, 0);
+#define SECONDS(field) x->field = get_seconds(r, o, #field, 0);
+
+static void read_machine(reader *r, const cJSON *o, bench_machine *x) {
     if (o && !cJSON_IsObject(o)) complain(r, "machine", "not an object");
     snprintf(r->at, sizeof r->at, "machine");
-    get_text(r, o, "cpu", 1, m->cpu, sizeof m->cpu);
-    get_text(r, o, "os", 0, m->os, sizeof m->os);
-    get_text(r, o, "kernel", 0, m->kernel, sizeof m->kernel);
-    get_text(r, o, "arch", 0, m->arch, sizeof m->arch);
-    m->cpus = get_int(r, o, "cpus", 0, 0, 1 << 20);
-    m->cpus_allowed = get_int(r, o, "cpus_allowed", 0, 0, 1 << 20);
-    m->memory_bytes = get_count(r, o, "memory_bytes", 0);
-    m->l2_bytes = get_count(r, o, "l2_bytes", 0);
-    m->other_load = get_number(r, o, "other_load", 0, 0, 1e3, NAN);
-    m->l3_bytes = get_count(r, o, "l3_bytes", 0);
+    get_text(r, o, "cpu", 1, x->cpu, sizeof x->cpu);
+    x->cpus = get_int(r, o, "cpus", 0, 0, 1 << 20);
+    x->cpus_allowed = get_int(r, o, "cpus_allowed", 0, 0, 1 << 20);
+    MACHINE_COUNTS(COUNT)
+    MACHINE_TEXTS(TEXT)
+    x->other_load = get_number(r, o, "other_load", 0, 0, 1e3, NAN);
     r->at[0] = 0;
-    o = member(r, root, "library", 0);
+}
+
+static void read_library(reader *r, const cJSON *root, bench_report *out) {
+    const cJSON *o = member(r, root, "library", 0);
     get_text(r, o, "version", 0, out->library_version, sizeof out->library_version);
     get_text(r, o, "compiler", 0, out->compiler, sizeof out->compiler);
     get_text(r, o, "build", 0, out->build, sizeof out->build);
-    cJSON_ArrayForEach(item, member(r, root, "settings", 0)) {
-        bench_setting *s = out->n_settings < MAX_ITEMS ? report_add_setting(out) : NULL;
-        if (!s) {
+    cJSON_ArrayForEach(o, member(r, root, "settings", 0)) {
+        bench_setting *x = out->n_settings < MAX_ITEMS ? report_add_setting(out) : NULL;
+        if (!x) {
             complain(r, "settings", "too many");
             return;
         }
-        get_text(r, item, "name", 1, s->name, sizeof s->name);
-        get_text(r, item, "value", 0, s->value, sizeof s->value);
-        get_text(r, item, "source", 0, s->source, sizeof s->source);
+        get_text(r, o, "name", 1, x->name, sizeof x->name);
+        SETTING_TEXTS(TEXT)
     }
 }
 
-static void read_device(reader *r, const cJSON *o, bench_device *d, int index) {
+static void read_ceiling(reader *r, const cJSON *o, bench_ceiling *x) {
+    char what[16];
+    get_text(r, o, "what", 1, what, sizeof what);
+    x->unit = strcmp(what, "copy") == 0   ? BENCH_COPY
+              : strcmp(what, "read") == 0 ? BENCH_READ
+                                          : BENCH_GEMM;
+    if (x->unit == BENCH_GEMM) {
+        if (strcmp(what, "gemm") != 0) complain(r, "what", "not gemm, copy or read");
+        x->dtype = get_dtype(r, o);
+    }
+    x->rate = get_number(r, o, "rate", 1, 0, 1e20, 0);
+    x->best = get_number(r, o, "best", 0, 0, 1e20, x->rate);
+    x->size = (int64_t)get_count(r, o, "size", 0);
+    x->threads = get_int(r, o, "threads", 0, 0, 1 << 20);
+    x->own_loop = get_bool(r, o, "own_loop", 0);
+    CEILING_TEXTS(TEXT)
+    x->n_samples = get_samples(r, o, x->samples, (int)(sizeof x->samples / sizeof *x->samples));
+}
+
+static void read_device(reader *r, const cJSON *o, bench_device *x, int index) {
     const cJSON *item;
     int n = 0;
     snprintf(r->at, sizeof r->at, "devices[%d]", index);
-    get_text(r, o, "id", 1, d->id, sizeof d->id);
-    get_text(r, o, "backend", 0, d->backend, sizeof d->backend);
-    get_text(r, o, "kind", 0, d->kind, sizeof d->kind);
-    get_text(r, o, "name", 0, d->name, sizeof d->name);
-    get_text(r, o, "arch", 0, d->arch, sizeof d->arch);
-    get_text(r, o, "driver", 0, d->driver, sizeof d->driver);
-    get_text(r, o, "ceiling_note", 0, d->ceiling_note, sizeof d->ceiling_note);
-    get_text(r, o, "uuid", 0, d->uuid, sizeof d->uuid);
-    get_text(r, o, "pci", 0, d->pci, sizeof d->pci);
-    get_text(r, o, "sensors", 0, d->sensors, sizeof d->sensors);
-    get_text(r, o, "energy", 0, d->energy, sizeof d->energy);
-    d->compute_units = (uint32_t)get_int(r, o, "compute_units", 0, 0, 1 << 24);
-    d->memory_bytes = get_count(r, o, "memory_bytes", 0);
+    get_text(r, o, "id", 1, x->id, sizeof x->id);
+    DEVICE_TEXTS(TEXT)
+    x->compute_units = (uint32_t)get_int(r, o, "compute_units", 0, 0, 1 << 24);
+    COUNT(memory_bytes)
     cJSON_ArrayForEach(item, member(r, o, "ceilings", 0)) {
-        char what[16];
-        bench_ceiling *c = n < MAX_ITEMS ? device_add_ceiling(d) : NULL;
+        bench_ceiling *c = n < MAX_ITEMS ? device_add_ceiling(x) : NULL;
         snprintf(r->at, sizeof r->at, "devices[%d].ceilings[%d]", index, n++);
         if (!c) {
             complain(r, "", "too many");
             return;
         }
-        get_text(r, item, "what", 1, what, sizeof what);
-        c->unit = strcmp(what, "copy") == 0   ? BENCH_COPY
-                  : strcmp(what, "read") == 0 ? BENCH_READ
-                                              : BENCH_GEMM;
-        if (c->unit == BENCH_GEMM) {
-            if (strcmp(what, "gemm") != 0) complain(r, "what", "not gemm, copy or read");
-            c->dtype = get_dtype(r, item);
-        }
-        c->rate = get_number(r, item, "rate", 1, 0, 1e20, 0);
-        c->best = get_number(r, item, "best", 0, 0, 1e20, c->rate);
-        c->size = (int64_t)get_count(r, item, "size", 0);
-        c->threads = get_int(r, item, "threads", 0, 0, 1 << 20);
-        c->own_loop = get_bool(r, item, "own_loop", 0);
-        get_text(r, item, "library", 0, c->library, sizeof c->library);
-        get_text(r, item, "method", 0, c->method, sizeof c->method);
-        get_text(r, item, "via", 0, c->via, sizeof c->via);
-        c->n_samples =
-            get_samples(r, item, c->samples, (int)(sizeof c->samples / sizeof *c->samples));
+        read_ceiling(r, item, c);
     }
 }
 
-static void read_planning(reader *r, const cJSON *o, bench_planning *p, int n_devices) {
-    p->device = get_int(r, o, "device", 1, 0, n_devices - 1);
-    get_text(r, o, "name", 1, p->name, sizeof p->name);
-    p->sequences = (int64_t)get_count(r, o, "sequences", 0);
-    p->jobs = get_count(r, o, "jobs", 1);
-    p->layout_seconds = get_seconds(r, o, "layout_seconds", 0);
-    p->seconds = get_seconds(r, o, "median_seconds", 1);
-    p->seconds_min = get_seconds(r, o, "min_seconds", 0);
-    p->seconds_max = get_seconds(r, o, "max_seconds", 0);
-    p->runs = get_int(r, o, "runs", 0, 0, 1 << 30);
-    p->host_bytes = get_count(r, o, "host_bytes", 0);
-    p->device_bytes = get_count(r, o, "device_bytes", 0);
-    p->bar = get_bool(r, o, "bar", 0);
+static void read_planning(reader *r, const cJSON *o, bench_planning *x, int n_devices) {
+    x->device = get_int(r, o, "device", 1, 0, n_devices - 1);
+    get_text(r, o, "name", 1, x->name, sizeof x->name);
+    x->sequences = (int64_t)get_count(r, o, "sequences", 0);
+    x->jobs = get_count(r, o, "jobs", 1);
+    SECONDS(layout_seconds)
+    x->seconds = get_seconds(r, o, "median_seconds", 1);
+    x->seconds_min = get_seconds(r, o, "min_seconds", 0);
+    x->seconds_max = get_seconds(r, o, "max_seconds", 0);
+    x->runs = get_int(r, o, "runs", 0, 0, 1 << 30);
+    PLANNING_COUNTS(COUNT)
+    x->bar = get_bool(r, o, "bar", 0);
 }
 
 static void read_pattern(reader *r, const cJSON *o, int required, bench_result *x) {
@@ -274,23 +267,18 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     get_text(r, o, "peer", 0, x->peer, sizeof x->peer);
     read_pattern(r, o, ok, x);
     x->dtype = get_dtype(r, o);
-    x->batch = (int64_t)get_count(r, o, "batch", ok);
-    x->q_len = (int64_t)get_count(r, o, "q_len", ok);
-    x->kv_len = (int64_t)get_count(r, o, "kv_len", ok);
-    x->heads = get_int(r, o, "heads", ok, ok, 1 << 20);
+#define SIZE(field)  x->field = (int64_t)get_count(r, o, #field, ok);
+#define HEADS(field) x->field = get_int(r, o, #field, ok, ok, 1 << 20);
+    RESULT_SIZES(SIZE)
+    RESULT_HEADS(HEADS)
     x->heads_total = get_int(r, o, "heads_total", ok, ok, INT32_MAX);
-    x->kv_heads = get_int(r, o, "kv_heads", ok, ok, 1 << 20);
-    x->head_dim = get_int(r, o, "head_dim", ok, ok, 1 << 20);
     read_op(r, o, x);
     x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
     if (!ok) return;
     x->checked_rows = (int64_t)get_count(r, o, "checked_rows", 0);
-    x->check_error = get_number(r, o, "check_error", 0, 0, 1e30, NAN);
-    x->check_allowed = get_number(r, o, "check_allowed", 0, 0, 1e30, NAN);
-    x->layout_seconds = get_seconds(r, o, "layout_seconds", 0);
-    x->plan_seconds = get_seconds(r, o, "plan_seconds", 0);
-    x->compile_seconds = get_seconds(r, o, "compile_seconds", 0);
-    x->first_seconds = get_seconds(r, o, "first_seconds", 0);
+#define CHECKED(field) x->field = get_number(r, o, #field, 0, 0, 1e30, NAN);
+    RESULT_CHECKS(CHECKED)
+    RESULT_SECONDS(SECONDS)
     x->median = get_seconds(r, o, "median_seconds", 1);
     if (!(x->median > 0)) complain(r, "median_seconds", "not above 0");
     x->q1 = get_seconds(r, o, "q1_seconds", 1);
@@ -307,16 +295,11 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     read_sensors(r, o, "after", &x->after);
     x->joules = get_number(r, o, "joules", 0, 0, 1e12, NAN);
     x->flops = get_number(r, o, "flops", 1, 0, 1e30, 0);
-    x->bytes_min = get_count(r, o, "bytes_min", 1);
-    x->kept_pairs = get_count(r, o, "kept_pairs", 1);
-    x->dense_pairs = get_count(r, o, "dense_pairs", 1);
+#define WORK(field) x->field = get_count(r, o, #field, 1);
+    RESULT_WORK(WORK)
     x->ideal_speedup = x->kept_pairs ? (double)x->dense_pairs / (double)x->kept_pairs : NAN;
     x->n_jobs = get_count(r, o, "jobs", 0);
-    x->workspace_bytes = get_count(r, o, "workspace_bytes", 0);
-    x->plan_bytes = get_count(r, o, "plan_bytes", 0);
-    x->kv_bytes = get_count(r, o, "kv_bytes", 0);
-    x->kv_bytes_kept = get_count(r, o, "kv_bytes_kept", 0);
-    x->kv_bytes_allocated = get_count(r, o, "kv_bytes_allocated", 0);
+    RESULT_COUNTS(COUNT)
     if (x->decode) {
         x->layers = get_int(r, o, "layers", 0, 0, 1 << 20);
         x->cache_bytes = get_count(r, o, "cache_bytes", 0);
@@ -333,11 +316,10 @@ static void read_line(reader *r, const cJSON *o, bench_line *l, int n_devices) {
     get_text(r, o, "problem", 1, l->line, sizeof l->line);
 }
 
-static void read_peer(reader *r, const cJSON *o, bench_peer *p, int n_devices) {
+static void read_peer(reader *r, const cJSON *o, bench_peer *x, int n_devices) {
     (void)n_devices;
-    get_text(r, o, "name", 1, p->name, sizeof p->name);
-    get_text(r, o, "version", 0, p->version, sizeof p->version);
-    get_text(r, o, "note", 0, p->note, sizeof p->note);
+    get_text(r, o, "name", 1, x->name, sizeof x->name);
+    PEER_TEXTS(TEXT)
 }
 
 /* The elements of an array of objects, one after the other; NULL after the last or after a
@@ -369,7 +351,8 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
     out->complete = get_bool(r, root, "complete", 1);
     out->elapsed_seconds = get_number(r, root, "elapsed_seconds", 0, 0, 1e9, 0);
     out->budget_seconds = get_number(r, root, "budget_seconds", 0, 0, 1e9, 0);
-    read_machine(r, root, out);
+    read_machine(r, member(r, root, "machine", 1), &out->machine);
+    read_library(r, root, out);
     for (const cJSON *o = elements(r, root, "devices", 1); o && !r->failed; o = o->next) {
         bench_device *d = report_add_device(out);
         if (d)

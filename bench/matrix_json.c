@@ -6,7 +6,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "json_fields.h"
 #include "matrix_forms.h"
+
+#define COLUMN_COUNTS(X) X(base) X(measured) X(contested) X(best) X(level)
 
 /* Where the next member needs a comma before it. */
 typedef struct writer {
@@ -126,11 +129,8 @@ static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
     text(&w, "driver", c->about->driver);
     text(&w, "kernels", c->kernels);
     if (c->peer[0]) text(&w, "peer", c->peer);
-    whole(&w, "base", c->base);
-    whole(&w, "measured", c->measured);
-    whole(&w, "contested", c->contested);
-    whole(&w, "best", c->best);
-    whole(&w, "level", c->level);
+#define COUNT(field) whole(&w, #field, c->field);
+    COLUMN_COUNTS(COUNT)
     number(&w, "worst_spread", c->worst_spread);
     mean_object(&w, "mean", &c->mean);
     writer means = open_object(&w, "means");
@@ -215,12 +215,9 @@ static void row_object(const matrix *m, int i, int brief, FILE *f) {
     text(&w, "problem", x->line);
     text(&w, "pattern", x->pattern);
     text(&w, "dtype", dtype_name(x->dtype));
-    whole(&w, "batch", x->batch);
-    whole(&w, "q_len", x->q_len);
-    whole(&w, "kv_len", x->kv_len);
-    whole(&w, "heads", x->heads);
-    whole(&w, "kv_heads", x->kv_heads);
-    whole(&w, "head_dim", x->head_dim);
+#define SIZE(field) whole(&w, #field, x->field);
+    RESULT_SIZES(SIZE)
+    RESULT_HEADS(SIZE)
     number(&w, "ideal_speedup", x->twin_line[0] ? x->ideal_speedup : NAN);
     number(&w, "intensity", x->bytes_min ? x->flops / (double)x->bytes_min : NAN);
     text(&w, "unit", matrix_kind_unit(row->kind));

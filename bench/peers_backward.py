@@ -150,10 +150,7 @@ class Bench(Bars):
 
     def s2(self):
         for batch, heads, tokens, bar in (
-            (2, 16, 16384, 12),
-            (1, 16, 131072, 25),
-            (1, 32, 131072, 43),
-            (1, 64, 131072, 68),
+            (2, 16, 16384, 12), (1, 16, 131072, 25), (1, 32, 131072, 43), (1, 64, 131072, 68)
         ):
             title = f"S2 B=64 L=8 H=V={heads}, {batch}x{tokens}"
             with Row(self, title):

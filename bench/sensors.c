@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sensors.h"
+#include "limits/find.h"
 
 #include <dlfcn.h>
 #include <glob.h>
@@ -25,27 +26,19 @@ static struct nvml {
     int (*energy)(void *, unsigned long long *);
 } nvml;
 
-/* dlsym gives an object pointer; POSIX says that its bytes are those of the function pointer. */
-static int symbol(void *library, const char *name, void *function) {
-    void *p = dlsym(library, name);
-    memcpy(function, &p, sizeof p);
-    return p != NULL;
-}
-
 static int nvml_works(void) {
     struct nvml *n = &nvml;
     if (n->tried) return n->works;
     n->tried = 1;
     void *l = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    n->works = l && symbol(l, "nvmlInit_v2", &n->init) &&
-               symbol(l, "nvmlSystemGetNVMLVersion", &n->version_of) &&
-               symbol(l, "nvmlDeviceGetHandleByUUID", &n->by_uuid) &&
-               symbol(l, "nvmlDeviceGetHandleByPciBusId_v2", &n->by_pci) &&
-               symbol(l, "nvmlDeviceGetClockInfo", &n->clock) &&
-               symbol(l, "nvmlDeviceGetPowerUsage", &n->power) &&
-               symbol(l, "nvmlDeviceGetTemperature", &n->temperature) &&
-               symbol(l, "nvmlDeviceGetTotalEnergyConsumption", &n->energy) && n->init() == 0 &&
-               n->version_of(n->version, sizeof n->version) == 0;
+    n->works =
+        l &&
+        find_symbols(l, "nvmlInit_v2", &n->init, "nvmlSystemGetNVMLVersion", &n->version_of,
+                     "nvmlDeviceGetHandleByUUID", &n->by_uuid, "nvmlDeviceGetHandleByPciBusId_v2",
+                     &n->by_pci, "nvmlDeviceGetClockInfo", &n->clock, "nvmlDeviceGetPowerUsage",
+                     &n->power, "nvmlDeviceGetTemperature", &n->temperature,
+                     "nvmlDeviceGetTotalEnergyConsumption", &n->energy, NULL) &&
+        n->init() == 0 && n->version_of(n->version, sizeof n->version) == 0;
     return n->works;
 }
 

@@ -36,7 +36,7 @@ function(tessera_page_asset symbol file)
     set(page_files ${page_files} ${file} PARENT_SCOPE)
   endif()
   set(page_blobs "${page_blobs}__asm__(\".section .rodata\\n.hidden ${symbol}\\n\"
-        \".global ${symbol}\\n${symbol}:\\n\"
+        \".global ${symbol}\\n.balign 4\\n${symbol}:\\n\"
 ${include}        \".hidden ${symbol}_end\\n.global ${symbol}_end\\n${symbol}_end:\\n\"
         \".byte 0\\n.previous\\n\");
 " PARENT_SCOPE)
@@ -47,6 +47,9 @@ tessera_page_asset(page_style ${CMAKE_CURRENT_SOURCE_DIR}/page/page.css)
 tessera_page_asset(page_script ${CMAKE_CURRENT_SOURCE_DIR}/page/page.js)
 tessera_page_asset(page_charts_script ${CMAKE_CURRENT_SOURCE_DIR}/page/charts.js)
 tessera_page_asset(loops_source ${CMAKE_CURRENT_SOURCE_DIR}/limits/loops.cl)
+foreach(loop copy read f32 f16 units_f16 units_bf16)
+  tessera_page_asset(loops_spv_${loop} ${CMAKE_CURRENT_SOURCE_DIR}/limits/spirv/${loop}.spv)
+endforeach()
 tessera_page_asset(page_library "${chart_gz}")
 tessera_page_asset(page_library_licence "${chart_licence}")
 set(TESSERA_PAGE_ASSETS ${CMAKE_CURRENT_BINARY_DIR}/page_assets.c)

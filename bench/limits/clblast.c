@@ -53,8 +53,7 @@ static int open_products(void *user, const bench_device *d, const operands *o, b
     p->dtype = o->dtype;
     if (!library && !(library = find_library(&where))) {
         snprintf(why, size, "CLBlast is not installed");
-    } else if (!find_symbol(library, "CLBlastSgemm", &p->f32) ||
-               !find_symbol(library, "CLBlastHgemm", &p->f16)) {
+    } else if (!find_symbols(library, "CLBlastSgemm", &p->f32, "CLBlastHgemm", &p->f16, NULL)) {
         snprintf(why, size, "an unknown version of CLBlast");
     } else if (opencl_open(&p->gpu, d, why, size) != 0) {
         return -1;

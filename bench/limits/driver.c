@@ -107,10 +107,10 @@ typedef struct loops {
     driver_gpu gpu;
     char *code; /* of all loops, through HIP; of the one that is ready, through CUDA */
     int is_hip, capability;
+    uint32_t compute_units;
     void *module, *function;
     uint64_t memory[2];
-    unsigned units, groups;
-    int turns, moves;
+    loops_launch ready;
 } loops;
 
 static void drop(loops *l) {
@@ -138,17 +138,17 @@ static int open_loops(void *gpu, const bench_device *d, char *why, size_t size) 
     const char *sm = strstr(d->arch, "sm_");
     l->is_hip = strcmp(d->backend, "hip") == 0;
     l->capability = sm ? atoi(sm + 3) : 0;
-    l->units = d->compute_units ? d->compute_units : 64;
+    l->compute_units = d->compute_units ? d->compute_units : 64;
     if (driver_open(&l->gpu, d, why, size) != 0) return -1;
     return l->is_hip && !(l->code = hiprtc_compile(loops_source, why, size)) ? -1 : 0;
 }
 
 static int launch(void *user) {
     loops *l = user;
-    uint32_t turns = (uint32_t)l->turns;
+    uint32_t turns = (uint32_t)l->ready.turns;
     void *moving[] = {&l->memory[0], &l->memory[1]}, *adding[] = {&l->memory[1], &turns};
-    return l->gpu.api->launch(l->function, l->groups, 1, 1, GPU_GROUP, 1, 1, 0, NULL,
-                              l->moves ? moving : adding, NULL);
+    return l->gpu.api->launch(l->function, (unsigned)l->ready.groups, 1, 1, GPU_GROUP, 1, 1, 0,
+                              NULL, l->ready.moves ? moving : adding, NULL);
 }
 
 static double run(void *gpu) {
@@ -156,14 +156,15 @@ static double run(void *gpu) {
     return driver_seconds(&l->gpu, launch, l);
 }
 
-/* A loop of a module of its own, with `bytes` of memory twice; 0 or the driver's error. */
-static int place(loops *l, const char *name, uint64_t bytes) {
+/* Makes a launch ready, in a module of its own; 0 or the driver's error. */
+static int place(loops *l, loops_launch next) {
     const driver_api *a = l->gpu.api;
+    l->ready = next;
     int code = a->module_load(&l->module, l->code);
-    if (code == 0) code = a->get_function(&l->function, l->module, name);
+    if (code == 0) code = a->get_function(&l->function, l->module, next.kind.name);
     for (int i = 0; i < 2 && code == 0; i++) {
-        code = a->alloc(&l->memory[i], bytes);
-        if (code == 0) code = a->fill(l->memory[i], 0x3c003c00u, bytes / 4);
+        code = a->alloc(&l->memory[i], next.bytes);
+        if (code == 0) code = a->fill(l->memory[i], 0x3c003c00u, next.bytes / 4);
     }
     return code;
 }
@@ -172,32 +173,24 @@ static int place(loops *l, const char *name, uint64_t bytes) {
  */
 static uint32_t unit_flop(loops *l) {
     uint32_t flop = 0;
-    l->groups = 1;
-    l->moves = l->turns = 0;
-    if (place(l, LOOPS_UNIT_FLOP, 4096) != 0 || launch(l) != 0 ||
-        l->gpu.api->to_host(&flop, l->memory[1], sizeof flop) != 0)
-        flop = 0;
+    int code = place(l, loops_unit_flop);
+    if (code == 0) code = launch(l);
+    if (code == 0) code = l->gpu.api->to_host(&flop, l->memory[1], sizeof flop);
     drop(l);
-    return flop;
+    return code == 0 ? flop : 0;
 }
 
 static double prepare(void *gpu, gpu_job *job) {
     loops *l = gpu;
-    const int narrow = job->loop == GPU_F16 || job->loop == GPU_BF16;
     drop(l);
-    const uint32_t on_units = l->is_hip && narrow ? unit_flop(l) : 0;
     const loops_kind kind =
-        l->is_hip ? loops_kind_of(job->loop, on_units, 1) : ptx_kind_of(job->loop, l->capability);
+        !l->is_hip ? ptx_kind_of(job->loop, l->capability)
+                   : loops_kind_of(job->loop, job->loop > GPU_F32 ? unit_flop(l) : 0, 1);
     if (!kind.name) return 0; /* that of f32 counts */
-    l->moves = job->loop == GPU_COPY || job->loop == GPU_READ;
-    l->turns = job->turns;
-    l->groups = l->moves ? (unsigned)(job->bytes / GPU_TILE) : l->units * GPU_GROUPS_A_UNIT;
+    const loops_launch next = loops_launch_of(job, kind, l->compute_units);
     if (!l->is_hip) l->code = ptx_loop(job->loop);
-    const int code = l->code ? place(l, kind.name, l->moves ? job->bytes : 4096) : 2;
-    snprintf(job->method, sizeof job->method, "%s%s", l->is_hip ? "HIP, " : "", kind.method);
-    if (code == 0) return gpu_work(job, job->bytes, l->groups, kind.flop);
-    snprintf(job->why, sizeof job->why, "%s: %s error %d", kind.name, l->gpu.api->name, code);
-    return 0;
+    return loops_ready(job, &next, l->is_hip ? "HIP, " : "", l->gpu.api->name,
+                       l->code ? place(l, next) : 2);
 }
 
 const gpu_driver gpu_cuda = {"cuda",      sizeof(loops), identify, open_loops,

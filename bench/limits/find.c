@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <glob.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,17 @@ int find_symbol(void *library, const char *name, void *function) {
     void *p = dlsym(library, name);
     memcpy(function, &p, sizeof p);
     return p != NULL;
+}
+
+int find_symbols(void *library, ...) {
+    const char *name;
+    int found = 1;
+    va_list list;
+    va_start(list, library);
+    while (found && (name = va_arg(list, const char *)))
+        found = find_symbol(library, name, va_arg(list, void *));
+    va_end(list);
+    return found;
 }
 
 const char *const find_rocm_folders[] = {"$ROCM_PATH/lib", "/opt/rocm*/lib", NULL};

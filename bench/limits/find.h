@@ -24,5 +24,7 @@ extern const char *const find_rocm_folders[];
 
 /* dlsym into a pointer to a function; 1 when it is there. */
 int find_symbol(void *library, const char *name, void *function);
+/* The same of pairs of a name and a pointer, a NULL at the end; 1 when all are there. */
+int find_symbols(void *library, ...) __attribute__((sentinel));
 
 #endif

@@ -19,11 +19,9 @@ static int find_compiler(compiler *c) {
                                         "libhiprtc.so", NULL};
     const find_names hiprtc = {names, "libhiprtc.so", NULL, find_rocm_folders, "_rocm_sdk_*/lib"};
     void *l = find_library(&hiprtc);
-    return l && find_symbol(l, "hiprtcCreateProgram", &c->create) &&
-           find_symbol(l, "hiprtcCompileProgram", &c->compile) &&
-           find_symbol(l, "hiprtcGetCodeSize", &c->code_size) &&
-           find_symbol(l, "hiprtcGetCode", &c->code) &&
-           find_symbol(l, "hiprtcDestroyProgram", &c->destroy);
+    return l && find_symbols(l, "hiprtcCreateProgram", &c->create, "hiprtcCompileProgram",
+                             &c->compile, "hiprtcGetCodeSize", &c->code_size, "hiprtcGetCode",
+                             &c->code, "hiprtcDestroyProgram", &c->destroy, NULL);
 }
 
 char *hiprtc_compile(const char *source, char *why, size_t size) {

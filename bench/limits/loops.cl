@@ -81,33 +81,19 @@ FMA_LOOP(fma_f16, HALF2, HALF)
 NV_PRODUCT(product_f16, "f16")
 NV_PRODUCT(product_bf16, "bf16")
 #elif defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
-#define UNIT_FLOP 128
-typedef float SUMS __attribute__((ext_vector_type(4)));
-typedef HALF HALF4 __attribute__((ext_vector_type(4)));
-typedef short SHORT4 __attribute__((ext_vector_type(4)));
-FUNCTION SUMS product_f16(SUMS c, unsigned a, unsigned b) {
-    HALF4 x = (HALF4)((HALF)a), y = (HALF4)((HALF)b);
-    return __builtin_amdgcn_mfma_f32_16x16x16f16(x, y, c, 0, 0, 0);
-}
-FUNCTION SUMS product_bf16(SUMS c, unsigned a, unsigned b) {
-    SHORT4 x = (SHORT4)((short)a), y = (SHORT4)((short)b);
-    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x, y, c, 0, 0, 0);
-}
+#define UNIT_FLOP         128
+#define AMD_SUMS          4
+#define AMD_ELEMENTS      4
+#define AMD_F16(x, y, c)  __builtin_amdgcn_mfma_f32_16x16x16f16(x, y, c, 0, 0, 0)
+#define AMD_BF16(x, y, c) __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x, y, c, 0, 0, 0)
 #elif (defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) ||  \
        defined(__gfx1103__) || defined(__gfx1150__) || defined(__gfx1151__)) && \
     (!defined(__AMDGCN_WAVEFRONT_SIZE) || __AMDGCN_WAVEFRONT_SIZE == 32)
-#define UNIT_FLOP 256
-typedef float SUMS __attribute__((ext_vector_type(8)));
-typedef HALF HALF16 __attribute__((ext_vector_type(16)));
-typedef short SHORT16 __attribute__((ext_vector_type(16)));
-FUNCTION SUMS product_f16(SUMS c, unsigned a, unsigned b) {
-    HALF16 x = (HALF16)((HALF)a), y = (HALF16)((HALF)b);
-    return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(x, y, c);
-}
-FUNCTION SUMS product_bf16(SUMS c, unsigned a, unsigned b) {
-    SHORT16 x = (SHORT16)((short)a), y = (SHORT16)((short)b);
-    return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(x, y, c);
-}
+#define UNIT_FLOP         256
+#define AMD_SUMS          8
+#define AMD_ELEMENTS      16
+#define AMD_F16(x, y, c)  __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(x, y, c)
+#define AMD_BF16(x, y, c) __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(x, y, c)
 #elif defined(LOOPS_LANES)
 #define UNIT_FLOP 256
 #define SUMS      float8
@@ -122,6 +108,18 @@ FUNCTION SUMS product_f16(SUMS c, unsigned a, unsigned b) {
 }
 FUNCTION SUMS product_bf16(SUMS c, unsigned a, unsigned b) {
     return intel_sub_group_bf16_bf16_matrix_mad_k16((ROWS)(a), (int8)(b), c);
+}
+#endif
+
+#ifdef AMD_SUMS
+typedef float SUMS __attribute__((ext_vector_type(AMD_SUMS)));
+typedef HALF HALVES __attribute__((ext_vector_type(AMD_ELEMENTS)));
+typedef short BRAINS __attribute__((ext_vector_type(AMD_ELEMENTS)));
+FUNCTION SUMS product_f16(SUMS c, unsigned a, unsigned b) {
+    return AMD_F16((HALVES)((HALF)a), (HALVES)((HALF)b), c);
+}
+FUNCTION SUMS product_bf16(SUMS c, unsigned a, unsigned b) {
+    return AMD_BF16((BRAINS)((short)a), (BRAINS)((short)b), c);
 }
 #endif
 

@@ -15,8 +15,21 @@ typedef struct loops_kind {
 /* loops.cl, which the build puts into the program. */
 extern const char loops_source[];
 
-/* A kernel that stores what a thread does on matrix units in a turn, in FLOP; 0: there are none. */
-#define LOOPS_UNIT_FLOP "unit_flop"
+/* What both drivers launch: groups of threads on two arrays of so many bytes. */
+typedef struct loops_launch {
+    loops_kind kind;
+    int moves, turns;
+    size_t groups;
+    uint64_t bytes;
+} loops_launch;
+/* Of a kernel that stores what a thread does on matrix units in a turn, in FLOP; 0: there are none.
+ */
+extern const loops_launch loops_unit_flop;
+loops_launch loops_launch_of(const gpu_job *job, loops_kind kind, uint32_t compute_units);
+/* Names the method, behind the language. Returns the work of a run; after the error `code` of an
+ * interface, 0 and the reason. */
+double loops_ready(gpu_job *job, const loops_launch *l, const char *language, const char *interface,
+                   int code);
 
 /* `unit_flop`: what that kernel stored; `half`: whether there is arithmetic of f16. */
 loops_kind loops_kind_of(int loop, uint32_t unit_flop, int half);

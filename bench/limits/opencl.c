@@ -24,8 +24,8 @@ typedef struct loops {
     opencl_gpu gpu;
     void *program, *kernel, *memory[2];
     unsigned compute_units;
-    size_t threads;
-    int half, moves, turns;
+    loops_launch ready;
+    int half;
     char units_option[32];
 } loops;
 
@@ -188,37 +188,39 @@ static int open_loops(void *gpu, const bench_device *d, char *why, size_t size) 
     return 0;
 }
 
-/* A loop with its memory and arguments; 0 or OpenCL's error. */
-static int place(loops *l, const char *name, const char *units_option, uint64_t bytes) {
+/* Makes a launch ready, with its memory and arguments; 0 or OpenCL's error. */
+static int place(loops *l, loops_launch next, const char *units_option) {
     const cl_functions *cl = l->gpu.cl;
     const char *text = loops_source;
-    const uint32_t one = 0x3c003c00u, turns = (uint32_t)l->turns;
+    const uint32_t one = 0x3c003c00u, turns = (uint32_t)next.turns;
     char options[64];
     int code = 0;
+    l->ready = next;
     snprintf(options, sizeof options, "%s%s", l->half ? "-D LOOPS_HALF" : "", units_option);
     l->program = cl->clCreateProgramWithSource(l->gpu.context, 1, &text, NULL, &code);
     if (l->program) code = cl->clBuildProgram(l->program, 1, &l->gpu.device, options, NULL, NULL);
-    if (code == 0) l->kernel = cl->clCreateKernel(l->program, name, &code);
-    for (int i = 0; i < (l->moves ? 2 : 1) && code == 0; i++) {
-        l->memory[i] = cl->clCreateBuffer(l->gpu.context, OPENCL_READ_WRITE, bytes, NULL, &code);
+    if (code == 0) l->kernel = cl->clCreateKernel(l->program, next.kind.name, &code);
+    for (int i = 0; i < (next.moves ? 2 : 1) && code == 0; i++) {
+        l->memory[i] =
+            cl->clCreateBuffer(l->gpu.context, OPENCL_READ_WRITE, next.bytes, NULL, &code);
         /* Memory that was never written may not be there. */
         if (code == 0)
-            code = cl->clEnqueueFillBuffer(l->gpu.queue, l->memory[i], &one, sizeof one, 0, bytes,
-                                           0, NULL, NULL);
+            code = cl->clEnqueueFillBuffer(l->gpu.queue, l->memory[i], &one, sizeof one, 0,
+                                           next.bytes, 0, NULL, NULL);
     }
     if (code == 0) code = cl->clFinish(l->gpu.queue);
     if (code == 0) code = cl->clSetKernelArg(l->kernel, 0, sizeof(void *), &l->memory[0]);
     if (code != 0) return code;
-    return l->moves ? cl->clSetKernelArg(l->kernel, 1, sizeof(void *), &l->memory[1])
-                    : cl->clSetKernelArg(l->kernel, 1, sizeof turns, &turns);
+    return next.moves ? cl->clSetKernelArg(l->kernel, 1, sizeof(void *), &l->memory[1])
+                      : cl->clSetKernelArg(l->kernel, 1, sizeof turns, &turns);
 }
 
 static double run(void *gpu) {
     loops *l = gpu;
-    const size_t group = GPU_GROUP;
+    const size_t group = GPU_GROUP, threads = l->ready.groups * group;
     void *event = NULL;
-    const int code = l->gpu.cl->clEnqueueNDRangeKernel(l->gpu.queue, l->kernel, 1, NULL,
-                                                       &l->threads, &group, 0, NULL, &event);
+    const int code = l->gpu.cl->clEnqueueNDRangeKernel(l->gpu.queue, l->kernel, 1, NULL, &threads,
+                                                       &group, 0, NULL, &event);
     return code == 0 ? opencl_seconds(&l->gpu, event) : NAN;
 }
 
@@ -226,9 +228,7 @@ static double run(void *gpu) {
  */
 static uint32_t unit_flop(loops *l) {
     uint32_t flop = 0;
-    l->threads = GPU_GROUP;
-    l->moves = l->turns = 0;
-    if (place(l, LOOPS_UNIT_FLOP, l->units_option, 4096) != 0 || isnan(run(l)) ||
+    if (place(l, loops_unit_flop, l->units_option) != 0 || isnan(run(l)) ||
         l->gpu.cl->clEnqueueReadBuffer(l->gpu.queue, l->memory[0], 1, 0, sizeof flop, &flop, 0,
                                        NULL, NULL) != 0)
         flop = 0;
@@ -238,22 +238,13 @@ static uint32_t unit_flop(loops *l) {
 
 static double prepare(void *gpu, gpu_job *job) {
     loops *l = gpu;
-    const int narrow = job->loop == GPU_F16 || job->loop == GPU_BF16;
     drop(l);
-    const uint32_t on_units = narrow ? unit_flop(l) : 0;
-    const loops_kind kind = loops_kind_of(job->loop, on_units, l->half);
+    const uint32_t flop = job->loop > GPU_F32 ? unit_flop(l) : 0;
+    const loops_kind kind = loops_kind_of(job->loop, flop, l->half);
     if (!kind.name) return 0; /* that of f32 counts */
-    l->moves = job->loop == GPU_COPY || job->loop == GPU_READ;
-    l->turns = job->turns;
-    const size_t groups =
-        l->moves ? job->bytes / GPU_TILE : (size_t)l->compute_units * GPU_GROUPS_A_UNIT;
-    l->threads = groups * GPU_GROUP;
-    const int code =
-        place(l, kind.name, on_units ? l->units_option : "", l->moves ? job->bytes : 4096);
-    snprintf(job->method, sizeof job->method, "OpenCL C, %s", kind.method);
-    if (code == 0) return gpu_work(job, job->bytes, groups, kind.flop);
-    snprintf(job->why, sizeof job->why, "%s: OpenCL error %d", kind.name, code);
-    return 0;
+    const loops_launch next = loops_launch_of(job, kind, l->compute_units);
+    const int code = place(l, next, flop ? l->units_option : "");
+    return loops_ready(job, &next, "OpenCL C, ", "OpenCL", code);
 }
 
 const gpu_driver gpu_opencl = {"opencl",    sizeof(loops), identify, open_loops,

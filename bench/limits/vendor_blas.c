@@ -72,10 +72,8 @@ enum { CUBLAS_OP_N = 0, CUBLAS_COMPUTE_F32 = 68, CUBLAS_ANY_ALGORITHM = -1 };
 static int connect_cublas(vendor_blas *p, void *library, int version[3]) {
     int (*create)(void **), (*version_of)(void *, int *), (*set_workspace)(void *, void *, size_t);
     int number = 0;
-    if (!find_symbol(library, "cublasCreate_v2", &create) ||
-        !find_symbol(library, "cublasDestroy_v2", &p->destroy) ||
-        !find_symbol(library, "cublasGetVersion_v2", &version_of) ||
-        !find_symbol(library, "cublasGemmEx", &p->gemm.cublas))
+    if (!find_symbols(library, "cublasCreate_v2", &create, "cublasDestroy_v2", &p->destroy,
+                      "cublasGetVersion_v2", &version_of, "cublasGemmEx", &p->gemm.cublas, NULL))
         return -1;
     const int status = create(&p->handle);
     if (status != 0) return status;
@@ -103,10 +101,9 @@ enum { ROCBLAS_OP_N = 111, ROCBLAS_F32 = 151, ROCBLAS_STANDARD = 0 };
 static int connect_rocblas(vendor_blas *p, void *library, int version[3]) {
     int (*create)(void **), (*version_of)(char *, size_t);
     char text[32] = "";
-    if (!find_symbol(library, "rocblas_create_handle", &create) ||
-        !find_symbol(library, "rocblas_destroy_handle", &p->destroy) ||
-        !find_symbol(library, "rocblas_get_version_string", &version_of) ||
-        !find_symbol(library, "rocblas_gemm_ex", &p->gemm.rocblas))
+    if (!find_symbols(library, "rocblas_create_handle", &create, "rocblas_destroy_handle",
+                      &p->destroy, "rocblas_get_version_string", &version_of, "rocblas_gemm_ex",
+                      &p->gemm.rocblas, NULL))
         return -1;
     const int status = create(&p->handle);
     if (status == 0 && version_of(text, sizeof text) == 0)
@@ -134,18 +131,15 @@ static int connect_hipblaslt(vendor_blas *p, void *library, int version[3]) {
     int (*search)(void *, void *, void *, void *, void *, void *, void *, int, lt_found *, int *);
     const uint64_t most = WORKSPACE_BYTES, n = (uint64_t)p->n;
     int number = 0, count = 0;
-    if (!find_symbol(library, "hipblasLtCreate", &create) ||
-        !find_symbol(library, "hipblasLtDestroy", &p->destroy) ||
-        !find_symbol(library, "hipblasLtGetVersion", &version_of) ||
-        !find_symbol(library, "hipblasLtMatmulDescCreate", &product) ||
-        !find_symbol(library, "hipblasLtMatmulDescDestroy", &p->lt.drop[LT_PRODUCT]) ||
-        !find_symbol(library, "hipblasLtMatrixLayoutCreate", &layout) ||
-        !find_symbol(library, "hipblasLtMatrixLayoutDestroy", &p->lt.drop[LT_LAYOUT]) ||
-        !find_symbol(library, "hipblasLtMatmulPreferenceCreate", &preference) ||
-        !find_symbol(library, "hipblasLtMatmulPreferenceDestroy", &p->lt.drop[LT_PREFERENCE]) ||
-        !find_symbol(library, "hipblasLtMatmulPreferenceSetAttribute", &set) ||
-        !find_symbol(library, "hipblasLtMatmulAlgoGetHeuristic", &search) ||
-        !find_symbol(library, "hipblasLtMatmul", &p->gemm.hipblaslt))
+    if (!find_symbols(library, "hipblasLtCreate", &create, "hipblasLtDestroy", &p->destroy,
+                      "hipblasLtGetVersion", &version_of, "hipblasLtMatmulDescCreate", &product,
+                      "hipblasLtMatmulDescDestroy", &p->lt.drop[LT_PRODUCT],
+                      "hipblasLtMatrixLayoutCreate", &layout, "hipblasLtMatrixLayoutDestroy",
+                      &p->lt.drop[LT_LAYOUT], "hipblasLtMatmulPreferenceCreate", &preference,
+                      "hipblasLtMatmulPreferenceDestroy", &p->lt.drop[LT_PREFERENCE],
+                      "hipblasLtMatmulPreferenceSetAttribute", &set,
+                      "hipblasLtMatmulAlgoGetHeuristic", &search, "hipblasLtMatmul",
+                      &p->gemm.hipblaslt, NULL))
         return -1;
     void **x = p->lt.parts;
     int status = create(&p->handle);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loops as SPIR-V (loops.comp). Without Vulkan's headers the build leaves them out. */
+/* Loops as SPIR-V (spirv/). Without Vulkan's headers the build leaves them out. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -14,9 +14,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "loops_spv.h"
+#include "vulkan_units.h"
 
 enum { MOST = 16, CHAINS = 8, F32_LANES = 4, F16_LANES = 2 };
+
+/* The files of spirv/, which the build puts into the program. */
+#define MODULES(X) X(copy) X(read) X(f32) X(f16) X(units_f16) X(units_bf16)
+enum {
+#define NUMBER(name) MODULE_##name,
+    MODULES(NUMBER)
+#undef NUMBER
+};
+#define DECLARE(name) extern const uint32_t loops_spv_##name[], loops_spv_##name##_end[];
+MODULES(DECLARE)
+#undef DECLARE
 static const uint64_t WAIT_NS = 20000000000u;
 
 #define INSTANCE_FUNCTIONS(X)                   \
@@ -89,6 +100,7 @@ typedef struct loops {
     double tick; /* seconds of a timestamp's unit */
     uint32_t compute_units;
     int half;
+    vulkan_units units;
     uint64_t most_bytes;
     VkDescriptorSetLayout set_layout;
     VkPipelineLayout layout;
@@ -202,6 +214,8 @@ static VkResult make_device(loops *l) {
     l->half = narrow.shaderFloat16 != 0;
     narrow = (VkPhysicalDeviceShaderFloat16Int8Features){.sType = narrow.sType,
                                                          .shaderFloat16 = narrow.shaderFloat16};
+    vulkan_units_find(&l->units, l->vk.get, l->instance, l->physical);
+    if (l->half) narrow.pNext = vulkan_units_chain(&l->units);
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                            .queueFamilyIndex = l->family,
                                            .queueCount = 1,
@@ -209,7 +223,9 @@ static VkResult make_device(loops *l) {
     const VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
                                      .pNext = l->half ? &narrow : NULL,
                                      .queueCreateInfoCount = 1,
-                                     .pQueueCreateInfos = &queue};
+                                     .pQueueCreateInfos = &queue,
+                                     .enabledExtensionCount = l->half ? l->units.n_extensions : 0,
+                                     .ppEnabledExtensionNames = l->units.extensions};
     const VkResult result = l->vk.vkCreateDevice(l->physical, &info, NULL, &l->device);
     if (result == VK_SUCCESS) l->vk.vkGetDeviceQueue(l->device, l->family, 0, &l->queue);
     return result;
@@ -343,24 +359,32 @@ static VkResult make_buffer(loops *l, int i, uint64_t bytes) {
     return result;
 }
 
-static VkResult make_pipeline(loops *l, int loop) {
+static VkResult make_pipeline(loops *l, int module, const vulkan_product *product) {
     static const struct {
-        const uint32_t *words;
-        size_t bytes;
-    } modules[] = {{loops_spv_copy, sizeof loops_spv_copy},
-                   {loops_spv_read, sizeof loops_spv_read},
-                   {loops_spv_f32, sizeof loops_spv_f32},
-                   {loops_spv_f16, sizeof loops_spv_f16}};
-    const VkShaderModuleCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-                                           .codeSize = modules[loop].bytes,
-                                           .pCode = modules[loop].words};
+        const uint32_t *words, *end;
+    } modules[] = {
+#define ROW(name) {loops_spv_##name, loops_spv_##name##_end},
+        MODULES(ROW)
+#undef ROW
+    };
+    static const VkSpecializationMapEntry sizes[] = {{0, 0, 4}, {1, 4, 4}, {2, 8, 4}};
+    const VkShaderModuleCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+        .codeSize = (size_t)((uintptr_t)modules[module].end - (uintptr_t)modules[module].words),
+        .pCode = modules[module].words};
     VkResult result = l->vk.vkCreateShaderModule(l->device, &info, NULL, &l->module);
+    VkPipelineShaderStageRequiredSubgroupSizeCreateInfo lanes = {
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
+        .requiredSubgroupSize = l->units.lanes};
+    const VkSpecializationInfo constants = {3, sizes, 12, product};
     const VkComputePipelineCreateInfo pipeline = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                  .pNext = product ? &lanes : NULL,
                   .stage = VK_SHADER_STAGE_COMPUTE_BIT,
                   .module = l->module,
-                  .pName = "main"},
+                  .pName = "main",
+                  .pSpecializationInfo = product ? &constants : NULL},
         .layout = l->layout};
     if (result == VK_SUCCESS)
         result = l->vk.vkCreateComputePipelines(l->device, VK_NULL_HANDLE, 1, &pipeline, NULL,
@@ -411,27 +435,33 @@ static double run(void *gpu) {
 }
 
 static double prepare(void *gpu, gpu_job *job) {
-    static const char *const methods[GPU_LOOPS] = {"uvec4, read + written bytes", "uvec4",
-                                                   "fma of vec4", "fma of f16vec2", ""};
+    static const char *const methods[] = {"uvec4, read + written bytes", "uvec4", "fma of vec4",
+                                          "fma of f16vec2", "products on matrix units"};
+    static const double flops[] = {0, 0, CHAINS * F32_LANES * 2, CHAINS * F16_LANES * 2};
     loops *l = gpu;
-    const int moves = job->loop == GPU_COPY || job->loop == GPU_READ, half = job->loop == GPU_F16;
+    const int moves = job->loop == GPU_COPY || job->loop == GPU_READ;
+    const vulkan_product *product =
+        l->half && job->loop > GPU_F32 ? vulkan_units_of(&l->units, job->loop == GPU_BF16) : NULL;
+    const int module = !product                ? job->loop
+                       : job->loop == GPU_BF16 ? MODULE_units_bf16
+                                               : MODULE_units_f16;
     uint64_t bytes = job->bytes;
     drop(l);
     /* Where a type has no arithmetic of its own, that of f32 counts. */
-    if (job->loop == GPU_BF16 || (half && !l->half)) return 0;
+    if (!product && (job->loop == GPU_BF16 || (job->loop == GPU_F16 && !l->half))) return 0;
     if (bytes > l->most_bytes) bytes = l->most_bytes / GPU_TILE * GPU_TILE;
     uint32_t groups = moves ? (uint32_t)(bytes / GPU_TILE) : l->compute_units * GPU_GROUPS_A_UNIT;
     if (groups > 65535) groups = 65535; /* what every device can launch */
     if (moves) bytes = (uint64_t)groups * GPU_TILE;
-    VkResult result = make_pipeline(l, job->loop);
+    const double flop = product ? vulkan_units_flop(&l->units, product) * CHAINS : flops[job->loop];
+    VkResult result = make_pipeline(l, module, product);
     for (int i = 0; i < 2 && result == VK_SUCCESS; i++)
         result = make_buffer(l, i, moves ? bytes : 4096);
     if (result == VK_SUCCESS) result = record(l, 1, groups, (uint32_t)job->turns);
     if (result == VK_SUCCESS && isnan(run(l))) result = VK_ERROR_DEVICE_LOST;
     if (result == VK_SUCCESS) result = record(l, 0, groups, (uint32_t)job->turns);
-    snprintf(job->method, sizeof job->method, "SPIR-V, %s", methods[job->loop]);
-    if (result == VK_SUCCESS)
-        return gpu_work(job, bytes, groups, CHAINS * (half ? F16_LANES : F32_LANES) * 2.0);
+    snprintf(job->method, sizeof job->method, "SPIR-V, %s", methods[product ? 4 : job->loop]);
+    if (result == VK_SUCCESS) return gpu_work(job, bytes, groups, flop);
     snprintf(job->why, sizeof job->why, "%s: Vulkan error %d", job->method, (int)result);
     return 0;
 }

@@ -144,17 +144,13 @@ API int fake_elapsed(float *ms, const void *first, const void *last) {
     *ms = (float)(1e3 * (end - begin));
     return OK;
 }
-API int cuEventCreate(void **event, unsigned flags) { return fake_event(event, flags); }
-API int cuEventDestroy_v2(void *event) { return fake_release(event); }
-API int cuEventRecord(void *event, void *stream) { return fake_record(event, stream); }
-API int cuEventSynchronize(void *event) { return event ? OK : INVALID; }
-API int cuEventElapsedTime(float *ms, void *from, void *to) { return fake_elapsed(ms, from, to); }
+FAKE_EVENTS(cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventSynchronize, cuEventElapsedTime,
+            cuModuleUnload)
 
 API int cuModuleLoadData(void **module, const void *text) {
     *module = strdup(text);
     return strncmp(text, ".version", 8) == 0 ? OK : INVALID;
 }
-API int cuModuleUnload(void *module) { return fake_release(module); }
 API int fake_find(void **function, void *module, const char *before, const char *name) {
     char entry[80];
     snprintf(entry, sizeof entry, "%s%s(", before, name);

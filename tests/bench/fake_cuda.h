@@ -22,6 +22,14 @@ int fake_release(void *p);
 int fake_event(void **event, unsigned flags);
 int fake_record(void *event, void *stream);
 int fake_elapsed(float *ms, const void *first, const void *last);
+/* What HIP has alike: events are times, modules are text. */
+#define FAKE_EVENTS(create, destroy, record, wait, elapsed, unload)                         \
+    API int create(void **event, unsigned flags) { return fake_event(event, flags); }       \
+    API int destroy(void *event) { return fake_release(event); }                            \
+    API int record(void *event, void *stream) { return fake_record(event, stream); }        \
+    API int wait(void *event) { return event ? OK : INVALID; }                              \
+    API int elapsed(float *ms, void *from, void *to) { return fake_elapsed(ms, from, to); } \
+    API int unload(void *module) { return fake_release(module); }
 /* A function is its name in a module, after the words that stand before it there. */
 int fake_find(void **function, void *module, const char *before, const char *name);
 int fake_launch(const char *name, unsigned groups, unsigned threads, void **arguments);

@@ -34,16 +34,12 @@ API int hipMemcpyHtoD(void *to, const void *from, size_t bytes) {
 API int hipMemcpyDtoH(void *to, const void *from, size_t bytes) {
     return fake_fetch(to, from, bytes);
 }
-API int hipEventCreateWithFlags(void **event, unsigned flags) { return fake_event(event, flags); }
-API int hipEventDestroy(void *event) { return fake_release(event); }
-API int hipEventRecord(void *event, void *stream) { return fake_record(event, stream); }
-API int hipEventSynchronize(void *event) { return event ? OK : INVALID; }
-API int hipEventElapsedTime(float *ms, void *from, void *to) { return fake_elapsed(ms, from, to); }
+FAKE_EVENTS(hipEventCreateWithFlags, hipEventDestroy, hipEventRecord, hipEventSynchronize,
+            hipEventElapsedTime, hipModuleUnload)
 
 API int hipModuleLoadData(void **module, const void *code) {
     return (*module = strdup(code)) ? OK : 2;
 }
-API int hipModuleUnload(void *module) { return fake_release(module); }
 /* Source stands for code. Kernels that macros make are not to be found in it. */
 API int hipModuleGetFunction(void **function, void *module, const char *name) {
     static const char *const made[] = {"fma_f32(", "fma_f16(", "units_f16(", "units_bf16("};
