@@ -30,11 +30,25 @@ static const char help[] =
     "at all\n"
     "  --title TEXT      of the page\n"
     "  --plain           the page without the chart library: its charts are pictures\n"
+    "  --assets FOLDER   the page takes its style and scripts from there, as seen from where it "
+    "lies\n"
     "  --help  --version\n\n"
     "Exit status: 0; 1 when a file cannot be read, nothing is in common or --fail-below failed; 2 "
     "for unknown words.\n";
 
-enum { MD, CSV, JSON, HTML, N_OUTPUTS, BASE = N_OUTPUTS, FAIL_BELOW, TITLE, PLAIN, N_OPTIONS };
+enum {
+    MD,
+    CSV,
+    JSON,
+    HTML,
+    N_OUTPUTS,
+    BASE = N_OUTPUTS,
+    FAIL_BELOW,
+    TITLE,
+    PLAIN,
+    ASSETS,
+    N_OPTIONS
+};
 
 typedef struct comparison {
     bench_report reports[MATRIX_FILES];
@@ -61,9 +75,9 @@ static int write_files(const comparison *c, const cli_option *outputs) {
             matrix_csv(&c->m, files[i].stream);
         else if (i == JSON)
             matrix_json(&c->m, files[i].stream);
-        else
-            page_write(&c->m, &c->page, files[i].stream);
-        status = text_file_close(&files[i], error, sizeof error);
+        else if (page_write(&c->m, &c->page, files[i].stream) != 0)
+            status = text_error(error, sizeof error, "out of memory");
+        if (status == 0) status = text_file_close(&files[i], error, sizeof error);
     }
     for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
         at = i;
@@ -154,6 +168,7 @@ static int parse(int argc, char **argv, cli_option *o, comparison *c) {
     }
     c->page.title = o[TITLE].given ? o[TITLE].value : "Tessera compare";
     c->page.plain = o[PLAIN].given;
+    c->page.assets = o[ASSETS].given ? o[ASSETS].value : NULL;
     for (size_t i = 0; i < n; i++) c->paths[c->n_files++] = argv[1 + i];
     return CLI_GO_ON;
 }
@@ -166,7 +181,8 @@ int compare_main(int argc, char **argv) {
                                      [BASE] = {.name = "base", .takes_value = 1},
                                      [FAIL_BELOW] = {.name = "fail-below", .takes_value = 1},
                                      [TITLE] = {.name = "title", .takes_value = 1},
-                                     [PLAIN] = {.name = "plain"}};
+                                     [PLAIN] = {.name = "plain"},
+                                     [ASSETS] = {.name = "assets", .takes_value = 1}};
     comparison *c = calloc(1, sizeof *c);
     if (!c) return cli_error(CLI_FAILED, "compare", "out of memory");
     int status = parse(argc, argv, options, c);

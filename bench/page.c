@@ -3,11 +3,13 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "charts.h"
 #include "matrix_forms.h"
 #include "page_assets.h"
+#include "page_compact.h"
 #include "page_matrix.h"
 #include "report.h"
 #include "table.h"
@@ -15,16 +17,23 @@
 
 /* ------------------------------------------------------------------ frame */
 
+static void asset(const char *before, const char *folder, const char *after, FILE *f) {
+    fputs(before, f);
+    write_html_escaped(f, folder);
+    fputs(after, f);
+}
+
 static void begin(const page_options *o, FILE *f) {
     fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta "
           "name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>",
           f);
     write_html_escaped(f, o->title);
-    fputs("</title>\n<style>\n", f);
-    fputs(page_style, f);
-    fputs(
-        "</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#matrix\">To the table</a>\n<main>\n",
-        f);
+    fputs("</title>\n", f);
+    if (o->assets)
+        asset("<link rel=\"stylesheet\" href=\"", o->assets, "/page.css\">\n", f);
+    else
+        fprintf(f, "<style>\n%s</style>\n", page_style);
+    fputs("</head>\n<body>\n<a class=\"skip\" href=\"#matrix\">To the table</a>\n<main>\n", f);
 }
 
 static size_t library_size(void) {
@@ -51,6 +60,11 @@ static void scripts(const matrix *m, const page_options *o, FILE *f) {
     fputs("<script type=\"application/json\" id=\"data\">\n", f);
     matrix_brief_json(m, f);
     fputs("</script>\n", f);
+    if (o->assets) {
+        asset("<script src=\"", o->assets, "/page.js\"></script>\n", f);
+        asset("<script src=\"", o->assets, "/charts.js\"></script>\n", f);
+        return;
+    }
     if (library_size() && !o->plain) {
         fputs(
             "<script type=\"text/plain\" id=\"licence\">\nThe next element is Chart.js, compressed:"
@@ -253,7 +267,7 @@ static void details(const matrix *m, FILE *f) {
     fputs("</ul></details>\n</section>\n", f);
 }
 
-void page_write(const matrix *m, const page_options *o, FILE *f) {
+static void write_page(const matrix *m, const page_options *o, FILE *f) {
     begin(o, f);
     page_shapes(f);
     heading(m, o, f);
@@ -272,11 +286,24 @@ void page_write(const matrix *m, const page_options *o, FILE *f) {
     end(f);
 }
 
+int page_write(const matrix *m, const page_options *options, FILE *f) {
+    char *page = NULL;
+    size_t size = 0;
+    FILE *memory = open_memstream(&page, &size);
+    if (!memory) return -1;
+    write_page(m, options, memory);
+    const int failed = ferror(memory) | (fclose(memory) != 0);
+    if (!failed) page_compact(page, size, f);
+    free(page);
+    return failed ? -1 : 0;
+}
+
 int page_of_report(const bench_report *r, FILE *f, char *error, size_t error_size) {
     const page_options options = {.title = "Tessera bench"};
     matrix m;
     if (matrix_build(&m, &r, NULL, 1, NULL, error, error_size) != 0) return -1;
-    page_write(&m, &options, f);
+    const int status = page_write(&m, &options, f);
+    if (status != 0) snprintf(error, error_size, "out of memory");
     matrix_free(&m);
-    return 0;
+    return status;
 }

@@ -114,7 +114,8 @@ def main():
     import torch
     torch.set_num_threads(len(cores))
     torch.set_grad_enabled(False)
-    print(f"{cpu_facts()[0]}, cores {cores}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"{cpu_facts()[0]}, cores {cores}; PyTorch {torch.__version__}, "
+          f"{torch.get_num_threads()} threads")
     tessera, bars = Tessera(options.library, "cpu:0", len(cores), options.kernel), Bars()
     older = None
     if options.beside:

@@ -47,7 +47,7 @@ data() {
   awk '/<script type="application.json"/ { inside = 1; next } /<.script>/ { inside = 0 } inside'
 }
 page=$scratch/results.html
-$tessera compare bench/results/*.json --plain --html "$page" >"$scratch/out" 2>&1 ||
+$tessera compare bench/results/*.json --assets ../bench/page --html "$page" >"$scratch/out" 2>&1 ||
   wrong "bench/results: $(cat "$scratch/out")"
 ! grep 'checksum is wrong' "$scratch/out" || wrong "bench/results: a file was changed by hand"
 data <"$page" >"$scratch/data"

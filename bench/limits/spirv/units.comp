@@ -29,7 +29,8 @@ layout(push_constant) uniform Constants { uint turns; };
 #define SUM(i) start += c##i;
 
 void main() {
-    const MATRIX(NUMBER, M, K, A) a = MATRIX(NUMBER, M, K, A)(NUMBER(0.001 * float(gl_WorkGroupID.x)));
+    const NUMBER each = NUMBER(0.001 * float(gl_WorkGroupID.x));
+    const MATRIX(NUMBER, M, K, A) a = MATRIX(NUMBER, M, K, A)(each);
     const MATRIX(NUMBER, K, N, B) b = MATRIX(NUMBER, K, N, B)(NUMBER(0.5));
     MATRIX(float, M, N, Accumulator) start = MATRIX(float, M, N, Accumulator)(0.0);
     EACH(START)

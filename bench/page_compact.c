@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "page_compact.h"
+
+#include <string.h>
+
+typedef struct text {
+    const char *at, *end;
+} text;
+
+static int starts(const text *t, const char *word) {
+    const size_t n = strlen(word);
+    return (size_t)(t->end - t->at) >= n && memcmp(t->at, word, n) == 0;
+}
+
+/* Writes on to the end of `word`, or of the page. */
+static void copy_to(text *t, const char *word, FILE *f) {
+    while (t->at < t->end && !starts(t, word)) fputc(*t->at++, f);
+}
+
+/* A script or a style, whose lines stand on their own: no string of ours spans two. The licence's
+ * name stays. */
+static void copy_code(text *t, const char *end, FILE *f) {
+    int comment = 0;
+    while (t->at < t->end && !starts(t, end)) {
+        while (t->at < t->end && *t->at == ' ') t->at++;
+        const char *line = t->at, *stop = memchr(line, '\n', (size_t)(t->end - line));
+        if (!stop) stop = t->end - 1;
+        comment |= starts(t, "/*") && !starts(t, "/* SPDX");
+        if (!comment && !starts(t, "//") && stop > line && !starts(t, end))
+            fwrite(line, 1, (size_t)(stop - line) + 1, f);
+        if (starts(t, end)) return;
+        if (comment)
+            for (const char *c = line; c < stop; c++)
+                if (c[0] == '*' && c[1] == '/') comment = 0;
+        t->at = stop + 1;
+    }
+}
+
+/* JSON between two line ends. */
+static void copy_data(text *t, FILE *f) {
+    fputc('\n', f);
+    for (; t->at < t->end && !starts(t, "</script>"); t->at++)
+        if (*t->at != '\n') fputc(*t->at, f);
+    fputc('\n', f);
+}
+
+static int skips_end_tag(text *t) {
+    static const char *const tags[] = {"</td>", "</th>", "</tr>",    "</li>",
+                                       "</dd>", "</dt>", "</tbody>", "</thead>"};
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++)
+        if (starts(t, tags[i])) {
+            t->at += strlen(tags[i]);
+            return 1;
+        }
+    return 0;
+}
+
+void page_compact(const char *page, size_t size, FILE *f) {
+    text t = {page, page + size};
+    int picture = 0;
+    while (t.at < t.end) {
+        if (starts(&t, "<style>\n") || starts(&t, "<script>\n")) {
+            const char *end = t.at[2] == 't' ? "</style>" : "</script>";
+            copy_to(&t, "\n", f);
+            copy_code(&t, end, f);
+        } else if (starts(&t, "<script type=\"application/json\"")) {
+            copy_to(&t, "\n", f);
+            copy_data(&t, f);
+        } else if (starts(&t, "<script")) { /* the chart library and its licence */
+            copy_to(&t, "</script>", f);
+        }
+        if (starts(&t, "<svg")) picture = 1;
+        if (starts(&t, "</svg")) picture = 0;
+        if (t.at < t.end && !skips_end_tag(&t)) {
+            if (!picture || *t.at != '\n') fputc(*t.at, f);
+            t.at++;
+        }
+    }
+}
