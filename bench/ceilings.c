@@ -163,7 +163,7 @@ static void note_on_gpu(void *user, const char *text) {
 static void measure_products(const limits_job *job, int out) {
     static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
     for (int i = 0; i < 3; i++)
-        for (int variant = 0; variant < 2; variant++)
+        for (int variant = 0; variant < 2 && !(job->known >> dtypes[i] & 1); variant++)
             measure_gemm(job->provider, dtypes[i], variant, job->threads, job->seconds / 6, out);
 }
 
@@ -226,6 +226,14 @@ static int any_of(const bench_device *d, int unit) {
     return 0;
 }
 
+/* Types that have a product, a bit each. */
+static int types_of_products(const bench_device *d) {
+    int types = 0;
+    for (int i = 0; i < d->n_ceilings; i++)
+        if (d->ceilings[i].unit == BENCH_GEMM) types |= 1 << d->ceilings[i].dtype;
+    return types;
+}
+
 static int measure_cpu(limits_server *s, bench_device *d, int threads, double seconds) {
     limits_job job = {.kind = CPU_COPY, .threads = threads, .seconds = seconds / 4};
     snprintf(job.name, sizeof job.name, "the copy");
@@ -234,9 +242,11 @@ static int measure_cpu(limits_server *s, bench_device *d, int threads, double se
     snprintf(job.name, sizeof job.name, "reading");
     if (status == 0) status = run_job(s, d, &job);
     for (int p = 0; p < GEMM_PROVIDERS && status == 0 && !clock_interrupted(); p++) {
-        if (gemm_provider_is_own(p) && any_of(d, BENCH_GEMM)) break;
-        job = (limits_job){
-            .kind = CPU_PRODUCTS, .provider = p, .threads = threads, .seconds = seconds / 3};
+        job = (limits_job){.kind = CPU_PRODUCTS,
+                           .provider = p,
+                           .threads = threads,
+                           .seconds = seconds / 3,
+                           .known = gemm_provider_is_own(p) ? types_of_products(d) : 0};
         snprintf(job.name, sizeof job.name, "%s", gemm_provider_name(p));
         status = run_job(s, d, &job);
     }

@@ -324,9 +324,11 @@ gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char
     g->dtype = dtype;
     g->kind = providers[p].kind;
     if (g->kind == 2) {
-        if (dtype == TESS_F32 && variant == 0) g->loop = gemm_loop_create(threads);
+        if (dtype != TESS_F16 && variant == 0)
+            g->loop = gemm_loop_create(threads, dtype == TESS_BF16);
         if (!g->loop) {
-            snprintf(reason, reason_size, "the own loop multiplies f32 only");
+            snprintf(reason, reason_size,
+                     "the own loop multiplies f32, and bf16 where the processor does");
             gemm_close(g);
             return NULL;
         }

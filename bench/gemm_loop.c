@@ -8,7 +8,10 @@
 
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
+
+#include "gemm_loop_bf16.h"
 
 enum { DEPTH = 128, REPEAT = 40000, MAX_ROWS = 12, MAX_COLUMNS = 32 };
 
@@ -20,6 +23,7 @@ typedef struct panel {
     float a[DEPTH * MAX_ROWS] __attribute__((aligned(64)));
     float b[DEPTH * MAX_COLUMNS] __attribute__((aligned(64)));
     float c[MAX_ROWS * MAX_COLUMNS] __attribute__((aligned(64)));
+    uint16_t narrow[GEMM_BF16_BYTES / 2] __attribute__((aligned(64)));
 } panel;
 
 /* Defines a kernel of ROWS x 2 vectors. One body for all instruction sets; only the vector's width
@@ -62,7 +66,7 @@ typedef struct variant {
 } variant;
 
 struct gemm_loop {
-    int threads;
+    int threads, is_bf16;
     variant v;
     panel *panels;
 };
@@ -78,9 +82,10 @@ static variant choose(void) {
 #endif
 }
 
-gemm_loop *gemm_loop_create(int threads) {
-    gemm_loop *loop = calloc(1, sizeof *loop);
+gemm_loop *gemm_loop_create(int threads, int is_bf16) {
+    gemm_loop *loop = is_bf16 && gemm_bf16_flops() == 0 ? NULL : calloc(1, sizeof *loop);
     if (!loop) return NULL;
+    loop->is_bf16 = is_bf16;
     loop->threads = threads < 1 ? 1 : threads;
     loop->v = choose();
     void *panels = NULL;
@@ -94,13 +99,18 @@ gemm_loop *gemm_loop_create(int threads) {
             loop->panels[t].a[i] = (float)((i * 37 + t) % 101) / 101.0f - 0.5f;
         for (int i = 0; i < DEPTH * MAX_COLUMNS; i++)
             loop->panels[t].b[i] = (float)((i * 53 + t) % 97) / 97.0f - 0.5f;
+        for (int i = 0; i < GEMM_BF16_BYTES / 2; i++) /* from 0.5 to 2 */
+            loop->panels[t].narrow[i] = (uint16_t)(0x3f00 + (i * 53 + t) % 251);
     }
     return loop;
 }
 
-const char *gemm_loop_name(const gemm_loop *loop) { return loop->v.name; }
+const char *gemm_loop_name(const gemm_loop *loop) {
+    return loop->is_bf16 ? gemm_bf16_name() : loop->v.name;
+}
 
 double gemm_loop_flops(const gemm_loop *loop) {
+    if (loop->is_bf16) return gemm_bf16_flops() * (double)REPEAT * loop->threads;
     return 2.0 * loop->v.rows * loop->v.columns * DEPTH * (double)REPEAT * loop->threads;
 }
 
@@ -111,7 +121,10 @@ typedef struct work {
 
 static void *thread_main(void *argument) {
     const work *w = argument;
-    w->loop->v.run(w->panel, REPEAT);
+    if (w->loop->is_bf16)
+        gemm_bf16_run(w->panel->narrow, REPEAT);
+    else
+        w->loop->v.run(w->panel, REPEAT);
     return NULL;
 }
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The suite's own f32 multiply-add loop: the ceiling of last resort, where no library for matrix
- * products is installed. */
+/* The suite's own multiply-add loops: the ceiling of last resort, for types that no installed
+ * library for matrix products has. */
 #ifndef TESSERA_BENCH_GEMM_LOOP_H
 #define TESSERA_BENCH_GEMM_LOOP_H
 
 typedef struct gemm_loop gemm_loop;
 
-gemm_loop *gemm_loop_create(int threads);          /* NULL when out of memory */
+/* Of f32 or of bf16; NULL when the processor has no such products, or out of memory. */
+gemm_loop *gemm_loop_create(int threads, int is_bf16);
 const char *gemm_loop_name(const gemm_loop *loop); /* the instruction set that it uses */
 double gemm_loop_flops(const gemm_loop *loop);     /* of one run, all threads */
 int gemm_loop_run(gemm_loop *loop);                /* 0, or -1 when a thread could not be started */

@@ -177,14 +177,14 @@ peers *peers_start(const char *list, bench_report *report) {
 int peers_count(const peers *p) { return p ? p->n : 0; }
 
 void peers_stop(peers *p) {
-    static const char *const names[] = {"q", "k", "v", "o"};
+    static const char *const names[] = {"q", "k", "v", "o", "d_o", "d_q", "d_k", "d_v"};
     char path[TEXT_PATH];
     if (!p) return;
     for (int i = 0; i < p->n; i++) {
         end(&p->all[i]);
         free(p->all[i].text);
     }
-    for (int i = 0; i < 4 && p->folder[0]; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof *names && p->folder[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", p->folder, names[i]);
         unlink(path);
     }
@@ -203,16 +203,34 @@ static int write_file(const peers *p, const char *name, const void *bytes, uint6
     return fclose(f) == 0 && good ? 0 : -1;
 }
 
+static int write_inputs(const peers *p, const instance *x, int backward) {
+    const instance_backward *b = &x->backward;
+    if (!p->folder[0] || write_file(p, "q", x->q, x->q_bytes) != 0 ||
+        write_file(p, "k", x->k, x->k_bytes) != 0 || write_file(p, "v", x->v, x->v_bytes) != 0)
+        return -1;
+    return backward ? write_file(p, "d_o", b->host[INSTANCE_D_O], b->bytes[INSTANCE_D_O]) : 0;
+}
+
 /* Whole outputs alone; what a peer left out would be an old result otherwise. */
-static int read_output(const peers *p, instance *x) {
+static int read_file(const peers *p, const char *name, void *to, uint64_t bytes) {
     char path[TEXT_PATH];
-    snprintf(path, sizeof path, "%s/o", p->folder);
+    snprintf(path, sizeof path, "%s/%s", p->folder, name);
     FILE *f = fopen(path, "rb");
     if (!f) return -1;
-    const int good = fread(x->o, 1, (size_t)x->o_bytes, f) == x->o_bytes && fgetc(f) == EOF;
+    const int good = fread(to, 1, (size_t)bytes, f) == bytes && fgetc(f) == EOF;
     fclose(f);
     unlink(path);
     return good ? 0 : -1;
+}
+
+static int read_outputs(const peers *p, instance *x, int backward) {
+    static const char *const names[] = {"d_q", "d_k", "d_v"};
+    static const int parts[] = {INSTANCE_D_Q, INSTANCE_D_K, INSTANCE_D_V};
+    if (!backward) return read_file(p, "o", x->o, x->o_bytes);
+    for (int i = 0; i < 3; i++)
+        if (read_file(p, names[i], x->backward.host[parts[i]], x->backward.bytes[parts[i]]) != 0)
+            return -1;
+    return 0;
 }
 
 static cJSON *describe(const peers *p, const contestant *c, const bench_device *d, double seconds) {
@@ -255,14 +273,13 @@ static int judge(const peers *p, contestant *c, const cJSON *a, double check_sec
     const cJSON *times = cJSON_GetObjectItemCaseSensitive(a, "samples_seconds"), *item;
     const cJSON *first = cJSON_GetObjectItemCaseSensitive(a, "first_seconds");
     instance_verdict verdict = {0};
-    if (c->result.backward) return refuse(x, BENCH_REFUSED, "gradients of peers are not compared");
     cJSON_ArrayForEach(item, times) {
         if (!cJSON_IsNumber(item) || !(item->valuedouble > 0) || !(item->valuedouble < 1e9))
             return refuse(x, BENCH_FAILED, "gave something that is no time");
         if (x->n_samples < BENCH_MAX_SAMPLES) x->samples[x->n_samples++] = item->valuedouble;
     }
     if (!x->n_samples) return refuse(x, BENCH_FAILED, "gave no times");
-    if (read_output(p, &c->x) != 0)
+    if (read_outputs(p, &c->x, c->result.backward) != 0)
         return refuse(x, BENCH_FAILED, "wrote no output of the right size");
     instance_check(&c->x, measure_check_rows(&c->p, check_seconds), &verdict);
     if (!verdict.pass) {
@@ -309,13 +326,10 @@ int peers_measure(peers *all, int index, contestant *c, bench_report *report, do
                   double check_seconds) {
     peer *p = &all->all[index];
     const bench_device *d = &report->devices[c->result.device];
-    const instance *x = &c->x;
     const char *why = NULL;
     if (!takes(p, d) || !c->open || c->result.status != BENCH_OK) return 0;
     cJSON *request = describe(all, c, d, seconds);
-    const int asked = all->folder[0] && write_file(all, "q", x->q, x->q_bytes) == 0 &&
-                      write_file(all, "k", x->k, x->k_bytes) == 0 &&
-                      write_file(all, "v", x->v, x->v_bytes) == 0 && ask(p, request) == 0;
+    const int asked = write_inputs(all, &c->x, c->result.backward) == 0 && ask(p, request) == 0;
     cJSON_Delete(request);
     int status = 0;
     for (int n = 0; asked && n < MOST_ANSWERS && status == 0; n++) {

@@ -107,10 +107,27 @@ static double share(const bench_device *d, int ceiling, double rate) {
     return ceiling >= 0 ? rate / d->ceilings[ceiling].rate : NAN;
 }
 
+/* A kernel may always compute in f32, so that products of f32 stand in where those of a type are
+ * unknown; but not on a device that was seen to be faster in that type than in f32. */
+static int stands_in(const bench_report *r, int device, int ceiling, uint32_t dtype) {
+    const bench_ceiling *c = &r->devices[device].ceilings[ceiling];
+    if (c->dtype == dtype) return 1;
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        if (x->status == BENCH_OK && x->device == device && x->dtype == dtype &&
+            x->flops > BENCH_ABOVE_LIMIT * c->rate * x->median)
+            return 0;
+    }
+    return 1;
+}
+
 /* Shares of the ceilings. What binds a problem is the slower of its products and its bytes; without
  * a ceiling for products only decode, which memory binds, can be judged. */
-static void derive_shares(const bench_device *d, bench_result *x) {
+static void derive_shares(const bench_report *r, bench_result *x) {
+    const bench_device *d = &r->devices[x->device];
     x->gemm_ceiling = device_ceiling(d, BENCH_GEMM, x->dtype);
+    if (x->gemm_ceiling >= 0 && !stands_in(r, x->device, x->gemm_ceiling, x->dtype))
+        x->gemm_ceiling = -1;
     x->copy_ceiling = device_ceiling(d, BENCH_COPY, x->dtype);
     x->read_ceiling = device_ceiling(d, BENCH_READ, x->dtype);
     x->gemm_share = share(d, x->gemm_ceiling, x->flop_rate);
@@ -140,7 +157,7 @@ void results_derive(bench_report *r) {
         x->noisy = x->spread > BENCH_NOISY;
         x->flop_rate = x->flops / x->median;
         x->byte_rate = (double)x->bytes_min / x->median;
-        if (x->device >= 0 && x->device < r->n_devices) derive_shares(&r->devices[x->device], x);
+        if (x->device >= 0 && x->device < r->n_devices) derive_shares(r, x);
         const bench_result *twin = result_twin(r, i);
         if (!twin) continue;
         x->speedup = twin->median / x->median;

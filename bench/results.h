@@ -15,6 +15,8 @@ enum {
 };
 /* A result whose quartiles lie further apart than this share of its median is marked. */
 #define BENCH_NOISY 0.10
+/* So far above a limit of another type that this is none. */
+#define BENCH_ABOVE_LIMIT 1.05
 
 typedef enum bench_unit { BENCH_GEMM = 0, BENCH_COPY = 1, BENCH_READ = 2 } bench_unit;
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of a peer: attention as a NumPy user writes it, head by head, in f32."""
+"""The example of a peer: attention and its gradients as a NumPy user writes them, head by head, in
+f32."""
 
 import sys
 
@@ -28,19 +29,47 @@ def ways(request):
     out = numpy.empty_like(q)
     hidden = numpy.arange(keys)[None, :] > numpy.arange(rows)[:, None] + (keys - rows)
 
-    def run():
+    def wide(x, b, h):
+        return x[b, :, h].astype(numpy.float32)
+
+    def weights(b, h, group):
+        scores = wide(q, b, h) @ wide(k, b, group).T * request["scale"]
+        if request["causal"]:
+            scores[hidden] = -numpy.inf
+        found = numpy.exp(scores - scores.max(axis=1, keepdims=True))
+        return found / found.sum(axis=1, keepdims=True)
+
+    def attend():
         for b in range(batch):
             for h in range(heads):
                 group = h * kv_heads // heads
-                scores = q[b, :, h].astype(numpy.float32) @ k[b, :, group].astype(numpy.float32).T
-                scores *= request["scale"]
-                if request["causal"]:
-                    scores[hidden] = -numpy.inf
-                weights = numpy.exp(scores - scores.max(axis=1, keepdims=True))
-                weights /= weights.sum(axis=1, keepdims=True)
-                out[b, :, h] = weights @ v[b, :, group].astype(numpy.float32)
+                out[b, :, h] = weights(b, h, group) @ wide(v, b, group)
 
-    yield "numpy/matmul", run, None, lambda: out.tofile(path(request, "o"))
+    if request["op"] != "bwd":
+        yield "numpy/matmul", attend, None, lambda: out.tofile(path(request, "o"))
+        return
+    d_o = load("d_o", rows, heads)
+    gradients = [numpy.zeros(x.shape, numpy.float32) for x in (q, k, v)]
+
+    def differentiate():
+        for x in gradients:
+            x[...] = 0
+        d_q, d_k, d_v = gradients
+        for b in range(batch):
+            for h in range(heads):
+                group = h * kv_heads // heads
+                p, g = weights(b, h, group), wide(d_o, b, h)
+                d_p = g @ wide(v, b, group).T
+                d_s = p * (d_p - (p * d_p).sum(axis=1, keepdims=True)) * request["scale"]
+                d_q[b, :, h] = d_s @ wide(k, b, group)
+                d_k[b, :, group] += d_s.T @ wide(q, b, h)
+                d_v[b, :, group] += p.T @ g
+
+    def store():
+        for name, x in zip(("d_q", "d_k", "d_v"), gradients):
+            x.astype(dtype).tofile(path(request, name))
+
+    yield "numpy/matmul", differentiate, None, store
 
 
 serve("NumPy", numpy.__version__, ["cpu"], ways)

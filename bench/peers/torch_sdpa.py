@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's scaled_dot_product_attention: its three backends on CUDA, and what it takes on a CPU.
 
-Decode goes through as many copies of K and V as no cache holds, as the suite's own layers do.
+Of gradients the backward pass alone is timed, from what one forward pass has kept. Decode goes through as many copies of K and V as no cache holds, as the suite's own layers do.
 """
 
 import itertools
@@ -54,6 +54,12 @@ def event_clock(least):
     return clock
 
 
+def refusing(error):
+    def run():
+        raise error
+    return run
+
+
 def ways(request):
     plain(request)
     cuda = request["backend"] == "cuda"
@@ -70,11 +76,16 @@ def ways(request):
         size = 2 * kv[0][0].numel() * kv[0][0].element_size()
         kv += [(kv[0][0].clone(), kv[0][1].clone())
                for _ in range(min(CACHE_BYTES[request["backend"]] // size, 63))]
+    backward = request["op"] == "bwd"
+    if backward:
+        d_o = load(request, "d_o", rows, request["heads"], device)
+        leaves = [x.detach().requires_grad_() for x in (q, *kv[0])]
+        q, kv = leaves[0], [tuple(leaves[1:])]
     layers = itertools.cycle(kv)
     mask = dict(is_causal=request["causal"] and rows == keys)
     if request["causal"] and rows < keys and rows > 1:
         mask = dict(attn_mask=causal_lower_right(rows, keys))
-    out = None
+    out = gradients = None
 
     def attend():
         nonlocal out
@@ -82,13 +93,23 @@ def ways(request):
         out = F.scaled_dot_product_attention(q, k, v, scale=request["scale"], enable_gqa=grouped,
                                              **mask)
 
+    def differentiate():
+        nonlocal gradients
+        gradients = torch.autograd.grad(out, leaves, d_o, retain_graph=True)
+
     def store():
-        result = out.transpose(1, 2).contiguous().cpu()
-        with open(path(request, "o"), "wb") as file:
-            file.write(result.view(torch.uint8).numpy().tobytes())
+        results = {"o": out}
+        if backward:
+            results = dict(zip(("d_q", "d_k", "d_v"), gradients))
+        for name, result in results.items():
+            result = result.detach().transpose(1, 2).contiguous().cpu()
+            with open(path(request, name), "wb") as file:
+                file.write(result.view(torch.uint8).numpy().tobytes())
 
     if not cuda:
-        yield "sdpa", attend, None, store
+        if backward:
+            attend()
+        yield "sdpa", differentiate if backward else attend, None, store
         return
     torch.cuda.set_device(device)
     least = len(kv) if decode else 1
@@ -96,6 +117,13 @@ def ways(request):
         def run(backend=backend):
             with sdpa_kernel(backend):
                 attend()
+        if backward:
+            try:
+                run()
+            except RuntimeError as error:
+                yield f"sdpa/{name}", refusing(error), None, store
+                continue
+            run = differentiate
         yield f"sdpa/{name}", run, event_clock(least), store
 
 

@@ -50,11 +50,11 @@ class Peers(unittest.TestCase):
         self.assertEqual({result["status"] for result in own}, {"ok"})
         return report, [result for result in report["results"] if result["peer"]]
 
-    def false_peer(self, line):
+    def false_peer(self, line, *problem):
         path = os.path.join(self.folder.name, "false.py")
         with open(path, "w") as file:
             file.write(FALSE_PEER.format(line))
-        return self.measure(path)
+        return self.measure(path, *problem)
 
     def test_example(self):
         try:
@@ -65,6 +65,8 @@ class Peers(unittest.TestCase):
         for words in (PROBLEM, ("heads=4", "kv_heads=2", "q_len=16", "kv_len=48", "head_dim=16",
                                 "dtype=f16", "pattern=dense"),
                       ("heads=4", "kv_len=64", "op=decode", "head_dim=16", "batch=2",
+                       "pattern=dense"),
+                      ("heads=4", "kv_heads=2", "q_len=40", "op=bwd", "head_dim=16",
                        "pattern=dense")):
             report, (result,) = self.measure(example, *words)
             self.assertEqual(report["peers"],
@@ -84,6 +86,16 @@ class Peers(unittest.TestCase):
         self.assertEqual(result["status"], "failed")
         self.assertIn("wrong result: ", result["note"])
         self.assertNotIn("median_seconds", result)
+
+    def test_wrong_gradients(self):
+        """Each of the three counts, and none of them may be missing."""
+        line = ("[open(out[:-1] + name, 'wb').write(bytes(2 * 32 * 8 * 4)) for name in {}]; "
+                "tell(kernel='k', samples_seconds=[1, 2, 3])")
+        for names, note in ((("d_q", "d_k", "d_v"), "wrong result: d"),
+                            (("d_q", "d_v"), "no output of the right size")):
+            _, (result,) = self.false_peer(line.format(names), *PROBLEM, "op=bwd")
+            self.assertEqual(result["status"], "failed")
+            self.assertIn(note, result["note"])
 
     def test_no_result(self):
         for line, note in (

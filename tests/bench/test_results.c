@@ -103,6 +103,30 @@ static void test_derived(void **state) {
     report_free(&r);
 }
 
+/* Products of f32 stand in for those of a type, until a result is faster than they are. */
+static void test_other_type(void **state) {
+    (void)state;
+    for (int faster = 0; faster < 2; faster++) {
+        bench_report r = {.n_devices = 0};
+        bench_device *d = report_add_device(&r);
+        bench_ceiling *c = device_add_ceiling(d);
+        *c = (bench_ceiling){.unit = BENCH_GEMM, .dtype = TESS_F32, .rate = 1e12};
+        for (int i = 0; i < 3; i++) {
+            bench_result *x = report_add_result(&r);
+            x->dtype = i == 2 ? TESS_F32 : TESS_BF16;
+            x->median = 1;
+            x->flops = i == 0 && faster ? 2e12 : 8e11;
+        }
+        results_derive(&r);
+        for (int i = 0; i < 3; i++) {
+            const int known = i == 2 || !faster;
+            assert_int_equal(r.results[i].gemm_ceiling, known ? 0 : -1);
+            assert_true(known ? r.results[i].gemm_share == 0.8 : isnan(r.results[i].gemm_share));
+        }
+        report_free(&r);
+    }
+}
+
 /* One byte is damaged at a time; what can still be read is told to be changed. */
 static void test_damage(void **state) {
     (void)state;
@@ -187,8 +211,8 @@ int main(int argc, char **argv) {
     old_file = argv[2];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_derived),
-        cmocka_unit_test(test_damage),     cmocka_unit_test(test_known_sum),
-        cmocka_unit_test(test_version_1),
+        cmocka_unit_test(test_other_type), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_known_sum),  cmocka_unit_test(test_version_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
