@@ -390,6 +390,16 @@ static void drop_lonely_rows(matrix *m) {
     m->n_rows = kept;
 }
 
+/* Whether one that there was no time for was foretold to be faster. */
+static int is_doubtful(const matrix *m, int i) {
+    const double best = matrix_at(m, i, m->rows[i].best)->of->median;
+    for (int k = 0; k < m->n_columns; k++) {
+        const matrix_cell *c = matrix_at(m, i, k);
+        if (c->of && c->of->status == BENCH_SLOW && c->of->estimate_seconds < best) return 1;
+    }
+    return 0;
+}
+
 static void find_winners(matrix *m) {
     for (int i = 0; i < m->n_rows; i++) {
         matrix_row *row = &m->rows[i];
@@ -401,7 +411,7 @@ static void find_winners(matrix *m) {
             if (row->best < 0 || c->of->median < matrix_at(m, i, row->best)->of->median)
                 row->best = k;
         }
-        if (row->n_measured < 2) row->best = -1;
+        if (row->n_measured < 2 || is_doubtful(m, i)) row->best = -1;
         for (int k = 0; k < m->n_columns && row->best >= 0; k++) {
             matrix_cell *c = cell_at(m, i, k);
             if (c->state != MATRIX_MEASURED) continue;

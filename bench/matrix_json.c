@@ -197,7 +197,10 @@ static void cell_object(const matrix_cell *c, int brief, FILE *f) {
         brief_members(&w, c);
         if (!brief) other_members(&w, c);
     } else {
-        if (c->of->need_seconds > 0) number(&w, "need_seconds", c->of->need_seconds);
+        if (c->of->need_seconds > 0) {
+            number(&w, "need_seconds", c->of->need_seconds);
+            number(&w, "estimate_seconds", c->of->estimate_seconds);
+        }
         text(&w, "note", c->of->note);
     }
     fputc('}', f);

@@ -68,7 +68,8 @@ const page = (() => {
     return { value, same: (x.q1 <= than.q3 && than.q1 <= x.q3) || Math.abs(value - 1) <= SAME };
   }
 
-  // The fastest of what is shown of a row; less than two times have none.
+  // The fastest of what is shown of a row; less than two times have none, nor has a row of which
+  // another was foretold to be faster.
   function fastest(row, off) {
     let best = -1, n = 0;
     row.cells.forEach((cell, k) => {
@@ -76,7 +77,9 @@ const page = (() => {
       n++;
       if (best < 0 || cell.median < row.cells[best].median) best = k;
     });
-    return n < 2 ? -1 : best;
+    const doubtful = (cell, k) => cell && cell.status === "slow" && !off.has(k) &&
+      cell.estimate_seconds !== null && cell.estimate_seconds < row.cells[best].median;
+    return n < 2 || row.cells.some(doubtful) ? -1 : best;
   }
 
   const times = (v) => (v < 0.0995 ? v.toPrecision(2) : v < 9.995 ? v.toFixed(2) :

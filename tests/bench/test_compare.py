@@ -158,7 +158,9 @@ class Compare(command.CommandTest):
             others = [r for r in root["results"] if r["problem"] == result["problem"] and
                       r["status"] == "ok"]
             best = min(others, key=lambda r: r["median_seconds"])
-            place = "" if len(others) < 2 else "best" if result is best else \
+            doubtful = any(r["status"] == "slow" and r["problem"] == result["problem"] and
+                           r["estimate_seconds"] < best["median_seconds"] for r in root["results"])
+            place = "" if len(others) < 2 or doubtful else "best" if result is best else \
                 "level" if same(result, best) else ""
             self.assertEqual(row["place"], place, row)
             if base:
@@ -236,6 +238,18 @@ class Compare(command.CommandTest):
         done = self.compare("a.json", "--html", "a.html", "--md", "a.md")
         for form in (done.out, self.read("a.html"), self.read("a.md")):
             self.assertIn("its checksum is wrong", form)
+
+    def test_foretold(self):
+        """Nothing is the fastest beside what was foretold to be faster, and not run."""
+        devices = [made.device(f"cpu:{n}", "cpu", f"Processor {n}", {}, 1e11, 1e11)
+                   for n in range(3)]
+        times = [made.measured(n, DENSE, "cpu/avx2", (n + 1) * 1e-3) for n in range(2)]
+        for need, place in ((8e-3, "best"), (3e-3, "")):  # of which a run takes a quarter
+            slow = made.missing(2, DENSE, "cpu/avx2", "slow", "would take too long", need)
+            self.put("a.json", made.report(devices, times + [slow]))
+            self.compare("a.json", "--csv", "a.csv")
+            first = next(csv.DictReader(io.StringIO(self.read("a.csv"))))
+            self.assertEqual(first["place"], place)
 
     def test_costs(self):
         """What a device tells of itself stands in the page where it told something."""
