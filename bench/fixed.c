@@ -2,7 +2,8 @@
 /*
  * Fixed lines: each of them becomes a result on every device, if only one that says why there is no
  * number. Lines with one dense twin are measured in turns with it. A line is measured where its
- * runs fit what is left of the time, of which no line may take all.
+ * runs fit what is left of the time, of which no line may take all; those that do not come once
+ * more at the end, when whatever is left may be spent.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +25,10 @@ typedef struct fixed {
     char (*twins)[BENCH_LINE];
     char *done;
     int n, left;
+    int again; /* 1: what was postponed has its last turn */
 } fixed;
+
+enum { POSTPONED = 2 };
 
 static int related(const fixed *x, int i, int j) {
     const char *a = x->lines[i].line, *b = x->lines[j].line;
@@ -32,8 +36,8 @@ static int related(const fixed *x, int i, int j) {
            (x->twins[i][0] && strcmp(x->twins[i], x->twins[j]) == 0);
 }
 
-/* Whether a line fits the time; it becomes a result without numbers otherwise. Returns -1 when out
- * of memory. */
+/* Whether a line fits the time. Otherwise it is postponed, and the second time it becomes a result
+ * without numbers. Returns -1 when out of memory. */
 static int admit(fixed *x, int i, double already, double *need, double *first_plan) {
     session *s = x->s;
     const bench_line *l = &x->lines[i];
@@ -49,7 +53,8 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
                  most = fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
     *need = f.seconds;
     *first_plan = f.first_plan;
-    if (f.seconds <= most) return 1;
+    if (f.seconds <= (x->again ? rest : most)) return 1;
+    if (!x->again) return POSTPONED;
     snprintf(f.why, sizeof f.why, "would take about %s, %s are left for it",
              text_seconds(would, sizeof would, f.seconds), text_seconds(may, sizeof may, most));
     return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
@@ -65,6 +70,7 @@ static int run_group(fixed *x, int first) {
         x->done[i] = 1;
         status = admit(x, i, sum, &need, &first_plan);
         x->left--;
+        if (status == POSTPONED) x->done[i] = POSTPONED;
         if (status != 1) continue;
         sum += need;
         entries[n++] = (session_entry){x->lines[i].family, x->lines[i].line, first_plan};
@@ -89,8 +95,16 @@ int run_fixed(session *s) {
     if (!x.twins || !x.done) status = -1;
     for (int i = 0; i < x.n && status == 0; i++)
         status = suite_twin(x.lines[i].line, x.twins[i], sizeof x.twins[i]);
-    for (int i = 0; i < x.n && status == 0 && !clock_interrupted(); i++)
-        if (!x.done[i]) status = run_group(&x, i);
+    /* Postponed lines come again, and may take whatever is left then. */
+    for (; x.again < 2 && status == 0; x.again++) {
+        for (int i = 0; i < x.n && status == 0 && !clock_interrupted(); i++)
+            if (!x.done[i]) status = run_group(&x, i);
+        for (int i = 0; i < x.n; i++)
+            if (x.done[i] == POSTPONED) {
+                x.done[i] = 0;
+                x.left++;
+            }
+    }
     free(x.twins);
     free(x.done);
     return status;

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's scaled_dot_product_attention: its three backends on CUDA, and what it takes on a CPU.
 
-Of gradients the backward pass alone is timed, from what one forward pass has kept. Decode goes through as many copies of K and V as no cache holds, as the suite's own layers do.
+Of gradients the backward pass alone is timed, from what one forward pass has kept. Decode goes
+through as many copies of K and V as no cache holds, as the suite's own layers do.
 """
 
 import itertools
