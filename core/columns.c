@@ -227,6 +227,7 @@ static void gap_columns_below(tess_column_walk *w, gaps *g) {
             add_blocks_column(w, b, lower, next, lower + upper, 1, false);
         else
             add_blocks_column(w, next, upper, 0, upper, 1, false);
+        b -= most * tess_column_repeat(w, (b - a) / most);
     }
 }
 

@@ -113,6 +113,21 @@ static void test_order_of_random_layouts(void **state) {
     assert_true(segments > columns / 2);
 }
 
+/* Columns that repeat the one before: most are made without a walk over their rows. */
+static void test_order_of_repeated_columns(void **state) {
+    (void)state;
+    uint64_t seed = 157, columns = 0;
+    for (int n = 0; n < 1500; n++) {
+        instance c;
+        instance_repeating(&c, &seed, 600);
+        instance_plan(&c);
+        (void)check_turns(&c);
+        columns += c.columns.n_columns;
+        instance_free(&c);
+    }
+    assert_true(columns > 30000);
+}
+
 /* ------------------------------------------------------------------ with threads */
 
 typedef struct shared {
@@ -302,5 +317,6 @@ static void test_waiting(void **state) {
 
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_order_of_random_layouts),
-                             TEST(test_threads), TEST(test_waiting));
+                             TEST(test_order_of_repeated_columns), TEST(test_threads),
+                             TEST(test_waiting));
 }
