@@ -400,6 +400,15 @@ tess_status tess_columns_count(tess_columns *x) {
     return TESS_OK;
 }
 
+uint64_t tess_columns_far(const tess_columns *x) {
+    uint64_t most = 0;
+    for (uint64_t head = 0; head < all_heads(x); head++) {
+        const uint64_t far = x->starts[2 * head + 1] - x->starts[2 * head];
+        if (far > most) most = far;
+    }
+    return most;
+}
+
 /* Where the section that begins with kv head `at` ends: after the one whose rows bring *sum to
  * `target`. */
 static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target, uint64_t *sum) {

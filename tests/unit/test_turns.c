@@ -289,12 +289,21 @@ static double time_of(const problem *p, bool turns, int32_t kv_heads, bool waits
     return time;
 }
 
-static void run_problem(const problem *p, bool print) {
-    double segments, waited;
-    /* Sections of as many kv heads as core/backward.c makes of a cache that is not large. */
+/* How many kv heads core/backward.c puts into a section, of a cache that is not large. */
+static int32_t section_of(const problem *p) {
     const int32_t strips = p->tokens / 64, patterns = p->pattern.local ? p->heads / p->kv_heads : 1,
                   wanted = (strips / 16 < 64 ? strips / 16 : 64) / patterns,
-                  section = WORKERS / (wanted < 8 ? 8 : wanted) + 1;
+                  columns = wanted < 8 ? 8 : wanted;
+    instance c;
+    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, true, 0);
+    const bool few = tess_columns_far(&c.columns) <= (uint64_t)columns;
+    instance_free(&c);
+    return few ? 1 : WORKERS / columns + 1;
+}
+
+static void run_problem(const problem *p, bool print) {
+    double segments, waited;
+    const int32_t section = section_of(p);
     const double longest = time_of(p, false, 0, false, &segments, &waited),
                  small = time_of(p, false, 1, false, &segments, &waited) / longest,
                  order = time_of(p, true, section, false, &segments, &waited) / longest,
