@@ -11,6 +11,8 @@
                             X(sensors) X(energy) X(ceiling_note)
 #define CEILING_TEXTS(X)    X(library) X(method) X(via)
 #define SETTING_TEXTS(X)    X(value) X(source)
+#define SENSOR_NUMBERS(X)   X(clock_hz) X(memory_clock_hz) X(power_watts) X(temperature_celsius)
+#define DECODE_NUMBERS(X)   X(layers) X(cache_bytes) X(parts) X(host_seconds)
 #define PLANNING_COUNTS(X)  X(host_bytes) X(device_bytes)
 #define PEER_TEXTS(X)       X(version) X(note)
 #define RESULT_SIZES(X)     X(batch) X(q_len) X(kv_len)

@@ -129,10 +129,7 @@ static void write_planning(cJSON *o, const bench_planning *x) {
 static void write_sensors(cJSON *parent, const char *key, const bench_sensors *x) {
     cJSON *o = cJSON_AddObjectToObject(parent, key);
     check(o);
-    NUMBER(clock_hz)
-    NUMBER(memory_clock_hz)
-    NUMBER(power_watts)
-    NUMBER(temperature_celsius)
+    SENSOR_NUMBERS(NUMBER)
 }
 
 static void write_line(cJSON *o, const bench_line *l) {
@@ -195,12 +192,7 @@ static void write_result(cJSON *o, const bench_result *x) {
     RESULT_WORK(NUMBER)
     number(o, "jobs", (double)x->n_jobs);
     RESULT_COUNTS(NUMBER)
-    if (x->decode) {
-        NUMBER(layers)
-        NUMBER(cache_bytes)
-        NUMBER(parts)
-        NUMBER(host_seconds)
-    }
+    if (x->decode) { DECODE_NUMBERS(NUMBER) }
     RESULT_DERIVED(NUMBER)
     boolean(o, "noisy", x->noisy);
     boolean(o, "suspect", x->suspect);
@@ -234,18 +226,15 @@ int json_write(const bench_report *r, FILE *f) {
     number(root, "budget_seconds", r->budget_seconds);
     write_machine(cJSON_AddObjectToObject(root, "machine"), &r->machine);
     write_library(root, r);
-    check(array = cJSON_AddArrayToObject(root, "settings"));
-    for (int i = 0; i < r->n_settings; i++) write_setting(array_item(array), &r->settings[i]);
-    check(array = cJSON_AddArrayToObject(root, "devices"));
-    for (int i = 0; i < r->n_devices; i++) write_device(array_item(array), &r->devices[i]);
-    check(array = cJSON_AddArrayToObject(root, "planning"));
-    for (int i = 0; i < r->n_planning; i++) write_planning(array_item(array), &r->planning[i]);
-    check(array = cJSON_AddArrayToObject(root, "lines"));
-    for (int i = 0; i < r->n_lines; i++) write_line(array_item(array), &r->lines[i]);
-    check(array = cJSON_AddArrayToObject(root, "peers"));
-    for (int i = 0; i < r->n_peers; i++) write_peer(array_item(array), &r->peers[i]);
-    check(array = cJSON_AddArrayToObject(root, "results"));
-    for (int i = 0; i < r->n_results; i++) write_result(array_item(array), &r->results[i]);
+#define EACH(name, item)                                \
+    check(array = cJSON_AddArrayToObject(root, #name)); \
+    for (int i = 0; i < r->n_##name; i++) write_##item(array_item(array), &r->name[i]);
+    EACH(settings, setting)
+    EACH(devices, device)
+    EACH(planning, planning)
+    EACH(lines, line)
+    EACH(peers, peer)
+    EACH(results, result)
     char *out = failures ? NULL : cJSON_Print(root);
     cJSON_Delete(root);
     if (!out) return -1;

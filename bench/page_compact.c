@@ -57,7 +57,7 @@ static int skips_end_tag(text *t) {
 
 void page_compact(const char *page, size_t size, FILE *f) {
     text t = {page, page + size};
-    int picture = 0;
+    int inside = 0; /* a picture, bars, a table below the first */
     while (t.at < t.end) {
         if (starts(&t, "<style>\n") || starts(&t, "<script>\n")) {
             const char *end = t.at[2] == 't' ? "</style>" : "</script>";
@@ -69,10 +69,14 @@ void page_compact(const char *page, size_t size, FILE *f) {
         } else if (starts(&t, "<script")) { /* the chart library and its licence */
             copy_to(&t, "</script>", f);
         }
-        if (starts(&t, "<svg")) picture = 1;
-        if (starts(&t, "</svg")) picture = 0;
+        if (starts(&t, "<svg")) inside |= 1;
+        if (starts(&t, "</svg")) inside &= ~1;
+        if (starts(&t, "<div class=\"bars\"")) inside |= 2;
+        if (starts(&t, "<table class=\"list\"")) inside |= 4;
+        if (starts(&t, "</table")) inside &= ~4;
+        if (starts(&t, "<h3") || starts(&t, "</section")) inside &= ~2;
         if (t.at < t.end && !skips_end_tag(&t)) {
-            if (!picture || *t.at != '\n') fputc(*t.at, f);
+            if (!inside || *t.at != '\n') fputc(*t.at, f);
             t.at++;
         }
     }

@@ -20,28 +20,27 @@
 #define NARROW  "heads=32 head_dim=64 "
 #define DENSE   " pattern=dense"
 #define S2      " local=8 stride=16"
-#define WINDOW  " pattern=window left=1023"
-#define PAGES   " op=decode page=64"
-#define SLOTS   " op=decode page=64 compact=1"
-#define CHUNK   "q_len=512 kv_len=32768"
+/* A line and its sparse one. */
+#define BOTH(family, words) \
+    {family, words DENSE}, { family, words S2 }
+#define WINDOW " pattern=window left=1023"
+#define PAGES  " op=decode page=64"
+#define SLOTS  " op=decode page=64 compact=1"
+#define CHUNK  "q_len=512 kv_len=32768"
 
 static const struct {
     const char *family, *line;
 } suite[] = {
-    {"prefill", GROUPED "q_len=4096 dtype=bf16" DENSE},
-    {"prefill", GROUPED "q_len=4096 dtype=bf16" S2},
+    BOTH("prefill", GROUPED "q_len=4096 dtype=bf16"),
     {"decode", GROUPED "kv_len=32768 op=decode dtype=bf16" DENSE},
     {"decode", GROUPED "kv_len=32768" PAGES " dtype=bf16" DENSE},
     {"decode", GROUPED "kv_len=32768" SLOTS " dtype=bf16" S2},
     {"prefill", GROUPED "q_len=1024 dtype=bf16" DENSE},
     {"decode", GROUPED "kv_len=4096 op=decode dtype=bf16" DENSE},
     {"prefill", GROUPED "q_len=1024" DENSE},
-    {"chunk", GROUPED CHUNK " dtype=bf16" DENSE},
-    {"chunk", GROUPED CHUNK " dtype=bf16" S2},
-    {"gradients", GROUPED "q_len=4096 op=bwd dtype=bf16" DENSE},
-    {"gradients", GROUPED "q_len=4096 op=bwd dtype=bf16" S2},
-    {"prefill", GROUPED "q_len=4096 dtype=f16" DENSE},
-    {"prefill", GROUPED "q_len=4096 dtype=f16" S2},
+    BOTH("chunk", GROUPED CHUNK " dtype=bf16"),
+    BOTH("gradients", GROUPED "q_len=4096 op=bwd dtype=bf16"),
+    BOTH("prefill", GROUPED "q_len=4096 dtype=f16"),
     {"decode", GROUPED "kv_len=32768 op=decode dtype=f16" DENSE},
     {"decode", GROUPED "kv_len=32768" PAGES " dtype=f16" DENSE},
     {"decode", GROUPED "kv_len=4096" PAGES " dtype=bf16" DENSE},
@@ -49,14 +48,11 @@ static const struct {
     {"decode", GROUPED "kv_len=131072" PAGES " dtype=bf16" DENSE},
     {"decode", GROUPED "kv_len=131072" SLOTS " dtype=bf16" S2},
     {"decode", GROUPED "batch=32 kv_len=4096" PAGES " dtype=bf16" DENSE},
-    {"prefill", GROUPED "q_len=4096" DENSE},
-    {"prefill", GROUPED "q_len=4096" S2},
+    BOTH("prefill", GROUPED "q_len=4096"),
     {"decode", GROUPED "kv_len=32768 op=decode" DENSE},
-    {"prefill", MHA "q_len=4096 dtype=bf16" DENSE},
-    {"prefill", MHA "q_len=4096 dtype=bf16" S2},
+    BOTH("prefill", MHA "q_len=4096 dtype=bf16"),
     {"decode", MHA "kv_len=32768 op=decode dtype=bf16" DENSE},
-    {"prefill", NARROW "q_len=4096 dtype=bf16" DENSE},
-    {"prefill", NARROW "q_len=4096 dtype=bf16" S2},
+    BOTH("prefill", NARROW "q_len=4096 dtype=bf16"),
     {"prefill", NARROW "q_len=4096 dtype=f16" DENSE},
     {"decode", NARROW "kv_len=32768 op=decode dtype=bf16" DENSE},
     {"prefill", GROUPED "q_len=4096 dtype=bf16" WINDOW},

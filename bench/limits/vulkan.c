@@ -299,12 +299,14 @@ static void close_loops(void *gpu) {
     loops *l = gpu;
     if (l->device) {
         drop(l);
-        if (l->fence) l->vk.vkDestroyFence(l->device, l->fence, NULL);
-        if (l->queries) l->vk.vkDestroyQueryPool(l->device, l->queries, NULL);
-        if (l->pool) l->vk.vkDestroyCommandPool(l->device, l->pool, NULL);
-        if (l->sets) l->vk.vkDestroyDescriptorPool(l->device, l->sets, NULL);
-        if (l->layout) l->vk.vkDestroyPipelineLayout(l->device, l->layout, NULL);
-        if (l->set_layout) l->vk.vkDestroyDescriptorSetLayout(l->device, l->set_layout, NULL);
+#define DESTROY(kind, field) \
+    if (l->field) l->vk.vkDestroy##kind(l->device, l->field, NULL);
+        DESTROY(Fence, fence)
+        DESTROY(QueryPool, queries)
+        DESTROY(CommandPool, pool)
+        DESTROY(DescriptorPool, sets)
+        DESTROY(PipelineLayout, layout)
+        DESTROY(DescriptorSetLayout, set_layout)
         l->vk.vkDestroyDevice(l->device, NULL);
     }
     disconnect(l);
