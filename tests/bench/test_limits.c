@@ -21,7 +21,7 @@
 #include "limits/server.h"
 
 /* Small loops: that they run and count their work, not how fast they are. */
-static void try_loops(const bench_device *d, const gpu_driver *driver) {
+static void try_loops(const bench_device *d, const gpu_driver *driver, int *units) {
     char why[256] = "";
     void *gpu = gpu_open(driver, d, why, sizeof why);
     if (!gpu) {
@@ -40,6 +40,8 @@ static void try_loops(const bench_device *d, const gpu_driver *driver) {
         assert_true(driver->run(gpu) > 0);
         assert_true(driver->run(gpu) > 0);
         assert_true(job.method[0]);
+        print_message("%s: %s\n", d->id, job.method);
+        *units |= strstr(job.method, "matrix units") != NULL;
     }
     gpu_close(driver, gpu);
 }
@@ -67,14 +69,16 @@ static void test_loops(void **state) {
     (void)state;
     tess_runtime *runtime;
     bench_report r;
+    int units = 0;
     memset(&r, 0, sizeof r);
     assert_int_equal(tess_runtime_create(NULL, &runtime), TESS_OK);
     assert_int_equal(devices_choose(runtime, "test", "all", &r), 0);
     for (int i = 0; i < r.n_devices; i++) {
         const gpu_driver *driver = gpu_driver_of(&r.devices[i]);
-        if (driver) try_loops(&r.devices[i], driver);
+        if (driver) try_loops(&r.devices[i], driver, &units);
         if (driver == &gpu_opencl) try_products(&r.devices[i]);
     }
+    if (getenv("TESSERA_TEST_UNITS")) assert_true(units);
     report_free(&r);
     tess_runtime_release(runtime);
 }
