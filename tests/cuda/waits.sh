@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # waits.sh TREE NVCC: in the code of merge kernels and of the kernel for Ampere for sm_90, which the
-# host launches before earlier kernels have ended, what those may still write is neither touched before the wait nor
-# loaded as if it were constant. Only the plan's tables are, which are words of 32 bits. The waits
-# of steps are left out: their tables come from a kernel and may have too few items for a workgroup.
+# host launches before earlier kernels have ended, what those may still write is neither touched
+# before the wait nor loaded as if it were constant. Only the plan's tables are, which are words of
+# 32 bits. The waits of steps of the first one are left out: their tables come from a kernel and may
+# have too few items for a workgroup.
 tree=$1
 nvcc=$2
 scratch=$(mktemp -d) || exit 1

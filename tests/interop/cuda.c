@@ -346,34 +346,10 @@ static tess_buffer step_table(const app *a, const generation *g) {
     return table;
 }
 
-/* False: the kernel has no steps, or not in these elements. */
-static int generation_begin(const app *a, generation *g) {
-    const tess_pattern pattern = test_s2_pattern(16, 2, 3);
-    const int32_t keys = test_full() ? 131072 : 400;
-    const tess_layout_desc ld = test_layout_desc(&pattern, STEP_HEADS, STEP_KV, keys);
-    const tess_plan_desc pd = {.struct_size = sizeof pd,
-                               .flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_APPEND,
-                               .dtype = a->t.p.dtype,
-                               .head_dim = STEP_DIM,
-                               .batch = STEP_BATCH,
-                               .q_len = STEP_ROWS - 1,
-                               .kv_len = keys,
-                               .max_rows = STEP_ROWS,
-                               .page = STEP_PAGE,
-                               .kernel = a->v->kernel};
-    memset(g, 0, sizeof *g);
-    g->keys = keys;
-    g->info.struct_size = sizeof g->info;
-    assert_ok(tess_layout_create(a->t.runtime, &ld, &g->layout));
-    const tess_status status = tess_plan_create(a->t.device, g->layout, &pd, &g->plan);
-    if (status == TESS_ERROR_UNSUPPORTED) {
-        tess_layout_release(g->layout);
-        return 0;
-    }
-    assert_ok(status);
-    assert_ok(tess_plan_query(g->plan, &g->info));
-    const tess_stream stream = {.kind = TESS_STREAM_SUBMIT,
-                                .handle = (uint64_t)(uintptr_t)a->stream};
+/* What a stream needs of its own to run the plan's steps. */
+static void generation_memory(const app *a, generation *g, void *on) {
+    const int32_t keys = g->keys;
+    const tess_stream stream = {.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)on};
     g->lengths_at = test_upload(a->t.device, g->lengths, sizeof g->lengths);
     g->prepare = (tess_prepare_desc){.struct_size = sizeof g->prepare,
                                      .batch = STEP_BATCH,
@@ -407,16 +383,55 @@ static int generation_begin(const app *a, generation *g) {
                              .stream = stream};
     if (g->info.workspace_bytes)
         g->run.workspace = test_upload(a->t.device, NULL, g->info.workspace_bytes);
+}
+
+/* False: the kernel has no steps, or not in these elements. */
+static int generation_begin(const app *a, generation *g) {
+    const tess_pattern pattern = test_s2_pattern(16, 2, 3);
+    const int32_t keys = test_full() ? 131072 : 400;
+    const tess_layout_desc ld = test_layout_desc(&pattern, STEP_HEADS, STEP_KV, keys);
+    const tess_plan_desc pd = {.struct_size = sizeof pd,
+                               .flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_APPEND,
+                               .dtype = a->t.p.dtype,
+                               .head_dim = STEP_DIM,
+                               .batch = STEP_BATCH,
+                               .q_len = STEP_ROWS - 1,
+                               .kv_len = keys,
+                               .max_rows = STEP_ROWS,
+                               .page = STEP_PAGE,
+                               .kernel = a->v->kernel};
+    memset(g, 0, sizeof *g);
+    g->keys = keys;
+    g->info.struct_size = sizeof g->info;
+    assert_ok(tess_layout_create(a->t.runtime, &ld, &g->layout));
+    const tess_status status = tess_plan_create(a->t.device, g->layout, &pd, &g->plan);
+    if (status == TESS_ERROR_UNSUPPORTED) {
+        tess_layout_release(g->layout);
+        return 0;
+    }
+    assert_ok(status);
+    assert_ok(tess_plan_query(g->plan, &g->info));
+    generation_memory(a, g, a->stream);
     return 1;
 }
 
-static void generation_end(const app *a, generation *g) {
+/* The same plan on another stream. */
+static void generation_beside(const app *a, const generation *g, generation *other, void *on) {
+    *other = (generation){.plan = g->plan, .info = g->info, .keys = g->keys};
+    generation_memory(a, other, on);
+}
+
+static void generation_free(const app *a, generation *g) {
     tess_buffer *const all[] = {&g->lengths_at,      &g->prepare.step,
                                 &g->pools[0].buffer, &g->pools[1].buffer,
                                 &g->append.k.buffer, &g->append.v.buffer,
                                 &g->run.q.buffer,    &g->run.o.buffer,
                                 &g->run.workspace,   &g->table};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) assert_ok(tess_free(a->t.device, all[n]));
+}
+
+static void generation_end(const app *a, generation *g) {
+    generation_free(a, g);
     tess_plan_release(g->plan);
     tess_layout_release(g->layout);
 }
@@ -475,6 +490,46 @@ static void test_generation(void **state) {
     free(got);
     free(wanted);
     generation_end(a, &g);
+}
+
+/* Two streams run one plan at the same time, each with a step, lengths, a cache and memory of its
+ * own, and give what each gives alone. */
+static void test_two_streams(void **state) {
+    enum { STREAMS = 2, TURNS = 6 };
+    static const int32_t lengths[STREAMS][2 * STEP_BATCH + 1] = {{0, 1, 2, 391, 77},
+                                                                 {0, 1, 9, 12, 390}};
+    app *a = *state;
+    generation g[STREAMS];
+    unsigned char *got[2];
+    void *second = NULL;
+    NEEDS_KERNEL(a);
+    if (!generation_begin(a, &g[0])) skip();
+    CU(cu.stream_create(&second, NON_BLOCKING));
+    generation_beside(a, &g[0], &g[1], second);
+    for (int n = 0; n < STREAMS; n++)
+        assert_ok(tess_copy(a->t.device, g[n].lengths_at,
+                            tess_host_buffer(lengths[n], sizeof lengths[n]), sizeof lengths[n]));
+    for (int n = 0; n < 2; n++) {
+        got[n] = malloc(g[0].o_bytes * STREAMS);
+        assert_non_null(got[n]);
+    }
+    for (int at_once = 0; at_once < 2; at_once++) {
+        for (int turn = 0; turn < TURNS; turn++)
+            for (int n = 0; n < STREAMS; n++) {
+                enqueue_step(&g[n]);
+                if (!at_once) CU(cu.stream_wait(n ? second : a->stream));
+            }
+        CU(cu.stream_wait(a->stream));
+        CU(cu.stream_wait(second));
+        for (int n = 0; n < STREAMS; n++)
+            test_download(a->t.device, g[n].run.o.buffer, got[at_once] + n * g[0].o_bytes,
+                          g[0].o_bytes);
+    }
+    assert_memory_equal(got[0], got[1], g[0].o_bytes * STREAMS);
+    CU(cu.stream_destroy(second));
+    for (int n = 0; n < 2; n++) free(got[n]);
+    generation_free(a, &g[1]);
+    generation_end(a, &g[0]);
 }
 
 /* A thread without a context can run a plan, and has no context afterwards. */
@@ -626,6 +681,7 @@ int main(void) {
                 TEST_ON(&a, test_bad_runs),
                 TEST_ON(&a, test_other_device),
                 TEST_ON(&a, test_generation),
+                TEST_ON(&a, test_two_streams),
             };
             failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
         }
