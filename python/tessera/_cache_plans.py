@@ -43,8 +43,8 @@ def _fill(tensor: Any, kind: int, x: Tensor, strides: tuple[int, int, int]) -> N
 
 
 class Pools(NamedTuple):
-    """What a layer keeps of a storage group: K and V [pages, page, kv heads of the group, head_dim],
-    and their scales [pages, page, kv heads of the group], where they have 8 bits."""
+    """What a layer keeps of a storage group: K and V, [pages, page, kv heads of the group,
+    head_dim], and their scales, [pages, page, kv heads of the group], where they have 8 bits."""
 
     k: Tensor
     v: Tensor

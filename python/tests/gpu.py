@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import gpu_cache
 import reference
 import torch
 
@@ -249,6 +250,7 @@ def main() -> int:
     tessera.info()
     torch.manual_seed(0)
     failed = 0
+    CHECKS.extend(gpu_cache.CHECKS)
     for function in CHECKS:
         begin = time.perf_counter()
         try:
