@@ -52,6 +52,11 @@ def _place(device: torch.device | str | None) -> torch.device:
     return torch.device("cpu")
 
 
+def _apart(device: torch.device) -> bool:
+    """Whether a device has memory of its own, so that lengths and tables are copied to it."""
+    return device.type != "cpu"
+
+
 class KVCache:
     """A paged KV cache of some layers that have one pattern.
 
@@ -303,16 +308,15 @@ class KVCache:
         ]
         # Lengths, room, and rows that found no room: what graphs read and write.
         self._state_host = np.zeros(2 * count + 1, dtype=np.int32)
-        if self.device.type == "cpu":
+        if _apart(self.device):
+            self._table = torch.tensor(self._table_host, device=self.device)
+            self._state = torch.tensor(self._state_host, device=self.device)
+        else:
             self._table = torch.from_numpy(self._table_host)
             self._state = torch.from_numpy(self._state_host)
-        else:
-            self._table = torch.from_numpy(self._table_host).to(self.device)
-            self._state = torch.zeros(2 * count + 1, dtype=torch.int32, device=self.device)
-            for pages in self._pages:
-                pages.changed.clear()
+        self._tables = list(self._table)  # of each storage group
         # What a captured step makes its lengths in: their addresses stay.
-        self._captured = _cache_plans.Lengths(
+        self._captured = (
             torch.zeros(count + 1, dtype=torch.int32, device=self.device),
             torch.zeros(count, dtype=torch.int32, device=self.device),
             torch.zeros(count, dtype=torch.int32, device=self.device),
@@ -424,21 +428,34 @@ class KVCache:
                 )
         return self._host
 
-    def _upload(self) -> None:
-        """Gives the device the lengths, the room and the changed rows of the table."""
+    def _upload(self, more: Sequence[Any] = ()) -> Tensor:
+        """Gives the device the lengths, the room and the changed rows of the table, in one copy
+        with more arrays of integers, which are returned as int32 on the device."""
         count = self.sequences
-        self._state_host[:count] = self._host
-        self._state_host[count : 2 * count] = self._room
-        on_device = self.device.type != "cpu"
-        if on_device:
-            self._state.copy_(self._to_device(self._state_host.copy()))
-        for n, pages in enumerate(self._pages):
-            if pages.changed and on_device:
-                rows = sorted(pages.changed)
-                self._table[n].index_copy_(
-                    0, self._to_device(rows).long(), self._to_device(pages.table[rows])
-                )
+        state = self._state_host
+        state[:count], state[count : 2 * count] = self._host, self._room
+        if not _apart(self.device):  # these are the tensors themselves
+            for pages in self._pages:
+                pages.changed.clear()
+            return self._to_device(np.concatenate(more) if more else ())
+        rows = [sorted(pages.changed) for pages in self._pages]
+        arrays = [*more, state]
+        for pages, some in zip(self._pages, rows, strict=True):
+            if some:
+                arrays += [some, pages.table[some].ravel()]
             pages.changed.clear()
+        given = self._to_device(np.concatenate(arrays))
+        at = sum(len(one) for one in more)
+        result = given[:at]
+        self._state.copy_(given[at : at + len(state)])
+        at += len(state)
+        for table, some in zip(self._tables, rows, strict=True):
+            if some:
+                end = at + len(some) * (1 + table.shape[1])
+                where, values = given[at : at + len(some)], given[at + len(some) : end]
+                table.index_copy_(0, where.long(), values.view(len(some), -1))
+                at = end
+        return result
 
     def _extend(self, wanted: dict[int, int], function: str) -> None:
         """Gives sequences the pages of as many tokens as they are to have, and pages of their own
@@ -559,13 +576,13 @@ class KVCache:
         """Whether a sequence that was so long has overwritten any of its keys."""
         return any(group.places(tokens) < tokens for group in self._groups)
 
-    def _lengthen(self, lengths: dict[int, int]) -> None:
-        """Longer lengths, whose pages are there."""
+    def _lengthen(self, lengths: dict[int, int], more: Sequence[Any]) -> Tensor:
+        """Longer lengths, whose pages are there; otherwise as _upload."""
         for s, tokens in lengths.items():
             self._host[s] = tokens
             self._longest[s] = max(self._longest[s], tokens)
             self._room[s] = max(self._room[s], tokens)
-        self._upload()
+        return self._upload(more)
 
     def _set(self, lengths: dict[int, int]) -> None:
         """Shorter lengths, and the pages that those take."""

@@ -36,6 +36,12 @@ class Setting(NamedTuple):
     compact: bool
 
 
+def _aligned(memory: Tensor, align: int) -> int:
+    """The first address of a tensor that is a multiple of `align`."""
+    address = memory.data_ptr()
+    return address + -address % align
+
+
 def _fill(tensor: Any, kind: int, x: Tensor, strides: tuple[int, int, int]) -> None:
     tensor.buffer.kind = kind
     tensor.buffer.handle = x.data_ptr() or 4096  # an empty tensor has no address: any will do
@@ -53,12 +59,38 @@ class Pools(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """The lengths of a step as int32 on the device: rows up to each sequence, keys of each with the
-    new ones, the position of each one's first row."""
+    """The addresses of a step's lengths, int32 on the device: rows up to each sequence, keys of
+    each with the new ones, the position of each one's first row."""
 
-    cu_rows: Tensor
-    kv_lens: Tensor
-    q_first: Tensor
+    cu_rows: int
+    kv_lens: int
+    q_first: int
+
+
+class _Ready:
+    """Descriptors of a layer's calls with all but the tensors of a call filled in."""
+
+    def __init__(self, setting: Setting, pools: Pools, table: Tensor) -> None:
+        self.pools, self.table = pools, table  # which have to live as long as the descriptors
+        self.run, self.append = _native.new(_native.RunDesc), _native.new(_native.AppendDesc)
+        self._arrays = (_native.Tensor * 4)()  # K, V and their scales
+        size, start = ctypes.sizeof(_native.Tensor), ctypes.addressof(self._arrays)
+        self.append.k_pools, self.append.v_pools = start, start + size
+        if setting.kv_dtype:
+            self.append.k_scale_pools = start + 2 * size
+            self.append.v_scale_pools = start + 3 * size
+        kind = setting.device.memory
+        for n, (name, pool) in enumerate(zip(Pools._fields, pools, strict=True)):
+            if pool is not None:
+                one = self._arrays[n]
+                _fill(one, kind, pool, (pool.stride(0), pool.stride(1), pool.stride(2)))
+                one.buffer.size = pool.numel() * pool.element_size()
+                setattr(self.run, name, one)
+        for desc in (self.run, self.append):
+            desc.block_table.kind, desc.block_table.handle = kind, table.data_ptr()
+            desc.table_stride, desc.pages = table.shape[1], pools.k.shape[0]
+            desc.step.kind = kind
+        self.run.workspace.kind = kind
 
 
 class Plan:
@@ -98,14 +130,9 @@ class Plan:
         self._align = max(1, int(info.workspace_align))
         self._step_bytes = int(info.step_bytes)
         self.kernel = info.kernel.decode()
-        self._run, self._append = _native.new(_native.RunDesc), _native.new(_native.AppendDesc)
         self._prepare = _native.new(_native.PrepareDesc, batch=setting.sequences)
-        self._pools = (_native.Tensor * 4)()  # K, V and their scales
-        size = ctypes.sizeof(_native.Tensor)
-        places = [ctypes.addressof(self._pools) + n * size for n in range(4)]
-        self._append.k_pools, self._append.v_pools = places[:2]
-        if setting.kv_dtype:
-            self._append.k_scale_pools, self._append.v_scale_pools = places[2:]
+        self._ready: dict[int, _Ready] = {}  # by layer
+        self._on_cuda = setting.torch_device.type == "cuda"
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if self.plan and not _ending():
@@ -123,56 +150,57 @@ class Plan:
             )
         return self._steps[n]
 
-    def _buffer(self, buffer: Any, x: Tensor, align: int = 1) -> None:
-        buffer.kind = self.setting.device.memory
-        address = x.data_ptr()
-        buffer.handle = address + -address % align
-
     def _stream(self, stream: Any) -> None:
-        if self.setting.torch_device.type == "cuda":
+        if self._on_cuda:
             stream.kind = _native.SUBMIT
             stream.handle = torch.cuda.current_stream(self.setting.torch_device).cuda_stream
 
+    def _of(self, layer: int, pools: Pools, table: Tensor) -> _Ready:
+        found = self._ready.get(layer)
+        if found is None or found.pools is not pools or found.table is not table:
+            found = self._ready[layer] = _Ready(self.setting, pools, table)
+        return found
+
     def prepare(self, lengths: Lengths, step: Tensor) -> None:
         """Turns lengths into the jobs of a step."""
-        desc = self._prepare
-        self._buffer(desc.cu_rows, lengths.cu_rows)
-        self._buffer(desc.kv_lens, lengths.kv_lens)
-        self._buffer(desc.q_first, lengths.q_first)
-        self._buffer(desc.step, step, _ALIGN)
+        desc, kind = self._prepare, self.setting.device.memory
+        for name, address in zip(Lengths._fields, lengths, strict=True):
+            buffer = getattr(desc, name)
+            buffer.kind, buffer.handle = kind, address
+        desc.step.kind, desc.step.handle = kind, _aligned(step, _ALIGN)
         self._stream(desc.stream)
         _native.call("tess_prepare", self.plan, ctypes.byref(desc))
 
-    def append(self, k: Tensor, v: Tensor, pools: Pools, table: Tensor, step: Tensor) -> None:
+    def append(
+        self, layer: int, k: Tensor, v: Tensor, pools: Pools, table: Tensor, step: Tensor
+    ) -> None:
         """Writes new rows, [rows, kv heads, head_dim] with unit stride over elements."""
-        desc, kind = self._append, self.setting.device.memory
+        desc, kind = self._of(layer, pools, table).append, self.setting.device.memory
         _fill(desc.k, kind, k, (0, k.stride(0), k.stride(1)))
         _fill(desc.v, kind, v, (0, v.stride(0), v.stride(1)))
-        for one, pool in zip(self._pools, pools, strict=True):
-            if pool is not None:
-                _fill(one, kind, pool, (pool.stride(0), pool.stride(1), pool.stride(2)))
-                one.buffer.size = pool.numel() * pool.element_size()
-        self._buffer(desc.step, step, _ALIGN)
-        self._cache(desc, pools, table)
+        desc.step.handle = _aligned(step, _ALIGN)
+        self._stream(desc.stream)
         _native.call("tess_append", self.plan, ctypes.byref(desc))
 
     def run(
-        self, q: Tensor, o: Tensor, lse: Tensor | None, pools: Pools, table: Tensor, step: Tensor
+        self,
+        layer: int,
+        q: Tensor,
+        o: Tensor,
+        lse: Tensor | None,
+        pools: Pools,
+        table: Tensor,
+        step: Tensor,
     ) -> None:
         """Attention of q to the cache: q and o [rows, heads, head_dim], lse [heads, rows]."""
-        desc, kind = self._run, self.setting.device.memory
+        desc, kind = self._of(layer, pools, table).run, self.setting.device.memory
         _fill(desc.q, kind, q, (0, q.stride(0), q.stride(1)))
         _fill(desc.o, kind, o, (0, o.stride(0), o.stride(1)))
         desc.lse.buffer.kind = _native.NONE
         if lse is not None:
             _fill(desc.lse, kind, lse, (0, lse.stride(1), lse.stride(0)))
-        for name, pool in zip(("k", "v", "k_scale", "v_scale"), pools, strict=True):
-            if pool is not None:
-                one = getattr(desc, name)
-                _fill(one, kind, pool, (pool.stride(0), pool.stride(1), pool.stride(2)))
-                one.buffer.size = pool.numel() * pool.element_size()
-        self._buffer(desc.step, step, _ALIGN)
-        self._cache(desc, pools, table)
+        desc.step.handle = _aligned(step, _ALIGN)
+        self._stream(desc.stream)
         work = None
         if self.workspace:
             # Of the allocator and the current stream: whoever gets its memory comes behind this.
@@ -181,16 +209,12 @@ class Plan:
                 dtype=torch.uint8,
                 device=self.setting.torch_device,
             )
-            self._buffer(desc.workspace, work, self._align)
+            desc.workspace.handle = _aligned(work, self._align)
             desc.workspace.size = self.workspace
+        else:
+            desc.workspace.kind = _native.NONE
         _native.call("tess_run", self.plan, ctypes.byref(desc))
         del work
-
-    def _cache(self, desc: Any, pools: Pools, table: Tensor) -> None:
-        self._buffer(desc.block_table, table)
-        desc.table_stride = table.shape[1]
-        desc.pages = pools.k.shape[0]
-        self._stream(desc.stream)
 
 
 def copy_pages(setting: Setting, pools: Sequence[Tensor], dtype: int, pairs: Tensor) -> None:

@@ -180,7 +180,7 @@ def _begin_on_host(
         lengths += [starts, keys, position]
 
     cache._extend(wanted, "attention")
-    cache._lengthen(wanted)
+    given = cache._lengthen(wanted, lengths)
     unused, keep = None, []
     if not packed and int(rows.min()) < shape[1]:
         columns = torch.arange(shape[1], device=cache.device)
@@ -189,14 +189,15 @@ def _begin_on_host(
         unused = torch.arange(shape[0], device=cache.device) >= int(cu_rows[-1])
     parts = []
     if made:
-        given = cache._to_device(np.concatenate(lengths))
-        pieces = torch.split(given, [len(one) for one in lengths])
         keep.append(given)
+        count, address = cache.sequences, given.data_ptr()
         try:
             for n, (plans, number, first, end, index) in enumerate(made):
                 chosen = None if index is None else cache._to_device(index).long()
                 part = Part(plans, [plan.step(number) for plan in plans], first, end, chosen)
-                _prepare(part, _cache_plans.Lengths(*pieces[3 * n : 3 * n + 3]))
+                start = address + 4 * n * (3 * count + 1)
+                kv_lens = start + 4 * (count + 1)
+                _prepare(part, _cache_plans.Lengths(start, kv_lens, kv_lens + 4 * count))
                 parts.append(part)
         except BaseException:
             cache._set({s: before[s] for s in wanted})  # nothing was appended
@@ -248,14 +249,12 @@ def _begin_on_device(
     fits = (after <= room) & (rows > 0)
     left_out += ((after > room) & (rows > 0) & (room > 0)).sum(dtype=torch.int32)
     given = cache._captured
-    torch.arange(
-        0, count * q_len + 1, q_len, dtype=torch.int32, device=cache.device, out=given.cu_rows
-    )
-    given.kv_lens.copy_(after * fits)
-    given.q_first.copy_(before * fits)
+    torch.arange(0, count * q_len + 1, q_len, device=cache.device, out=given[0])
+    given[1].copy_(after * fits)
+    given[2].copy_(before * fits)
     before.copy_(torch.where(fits, after, before))
     part = Part(plans, [plan.step(0) for plan in plans], 0, shape[1], None)
-    _prepare(part, given)
+    _prepare(part, _cache_plans.Lengths(*(x.data_ptr() for x in given)))
     unused = None
     if q_lens is not None:
         unused = torch.arange(shape[1], device=cache.device) >= rows[:, None]
@@ -367,7 +366,7 @@ def _append(cache: KVCache, part: Part, layer: int, n: int, k: Tensor, v: Tensor
     """Appends to the pools of a storage group."""
     heads = cache._heads[n].kv
     part.plans[n].append(
-        k[:, heads], v[:, heads], cache._pools[layer][n], cache._table[n], part.steps[n]
+        layer, k[:, heads], v[:, heads], cache._pools[layer][n], cache._tables[n], part.steps[n]
     )
 
 
@@ -426,14 +425,14 @@ def _run(
 ) -> None:
     """Attention of the heads of a storage group."""
     heads = cache._heads[n].q
-    pools, table = cache._pools[layer][n], cache._table[n]
+    pools, table = cache._pools[layer][n], cache._tables[n]
     if isinstance(heads, slice):
         some = None if lse is None else lse[heads]
-        part.plans[n].run(q[:, heads], o[:, heads], some, pools, table, part.steps[n])
+        part.plans[n].run(layer, q[:, heads], o[:, heads], some, pools, table, part.steps[n])
         return
     q = q[:, heads]
     own, some = torch.empty_like(q), None if lse is None else lse[heads]
-    part.plans[n].run(q, own, some, pools, table, part.steps[n])
+    part.plans[n].run(layer, q, own, some, pools, table, part.steps[n])
     o[:, heads] = own
     if lse is not None and some is not None:
         lse[heads] = some
