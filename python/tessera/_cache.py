@@ -148,8 +148,9 @@ class KVCache:
         )
         self._heads = _cache_steps.heads(self)
         self._grows = isinstance(pages, str) and pages == "grow"
-        self._allocate(self._counts(pages))
-        self._seat()
+        with torch.inference_mode(False):  # tensors that can be written to anywhere
+            self._allocate(self._counts(pages))
+            self._seat()
         # Refuses what no kernel takes, before the first step does.
         self._plan(1, self.sequences, None)
 
@@ -226,7 +227,9 @@ class KVCache:
         return made
 
     def __reduce__(self) -> Any:
-        raise TypeError("KVCache: a cache cannot be pickled; make one where it is needed")
+        raise TypeError(
+            "KVCache: a cache cannot be pickled: make one where it is needed, or copy.deepcopy it"
+        )
 
     # ------------------------------------------------------------------------------- memory
 
@@ -270,7 +273,8 @@ class KVCache:
         self._pages[n].add(count - len(self._pages[n]))
 
     def _larger(self, n: int, count: int, pool: Tensor) -> Tensor:
-        made = self._pool(self._groups[n], count, pool.dim() == 3)
+        with torch.inference_mode(False):
+            made = self._pool(self._groups[n], count, pool.dim() == 3)
         made[: pool.shape[0]] = pool
         return made
 
@@ -410,11 +414,11 @@ class KVCache:
 
     def _lengths(self) -> list[int]:
         """Lengths on the host. Where a graph may have moved on, they are read back."""
+        if self._capturing():
+            raise _errors.InvalidArgument(
+                "KVCache: only attention and append can be captured into a graph"
+            )
         if self._moved:
-            if self._capturing():
-                raise _errors.InvalidArgument(
-                    "KVCache: only attention and append can be captured into a graph"
-                )
             values: list[int] = self._state.tolist()
             self._host = values[: self.sequences]
             self._longest = [
@@ -649,7 +653,8 @@ class KVCache:
         lengths, longest, same, pages = self._lengths(), self._longest, self._same, self._pages
         if len(chosen) != self.sequences:
             self.sequences = len(chosen)
-            self._seat()
+            with torch.inference_mode(False):
+                self._seat()
         for n, one in enumerate(pages):
             one.reseat(self._table_host[n], chosen)
         self._step, self._pages = None, pages

@@ -102,6 +102,10 @@ def test_rollback_is_refused_where_keys_are_overwritten():
         model.cache.rollback([33, 0])
     assert model.cache.lengths.tolist() == [150, 30]
     model.rollback([0, 30])
+    model.fork(0)  # which has overwritten what its origin has
+    with pytest.raises(tessera.InvalidArgument, match="rollback: sequence 1 .* 117 tokens"):
+        model.cache.rollback([0, 33])
+    model.free(1)
     model.rollback([150, 0])  # to nothing: what comes next is another sequence
     model.step(70)
     dense = Model(PATTERNS["dense"], 1)
@@ -235,6 +239,20 @@ def test_append_without_attention():
     assert cache.bytes == 0 == cache.dense_bytes and cache.length(0) == 0
     cache.append(*(x.flatten(0, 1) for x in whole[1:]), layout="thd", cu_seqlens_q=[0, 199])
     assert cache.length(0) == 199
+
+
+def test_inference_mode_and_what_comes_after_it(memory):
+    with torch.inference_mode():
+        model = Model(PATTERNS["s2"], pages="grow")
+        model.step(40)
+    model.step(30)
+    with torch.inference_mode():
+        model.step(20)
+        model.free(1)
+        model.fork(0, 1)
+        model.cache.select([0, 1])
+        model.kept = [layer[:2] for layer in model.kept]
+    model.step(2)
 
 
 def test_select_reorders_and_resizes(memory):

@@ -152,6 +152,18 @@ def test_a_prompt_cache_is_copied_and_its_sequences_are_selected():
     assert torch.equal(got, model.generate(ids, **WORDS))
 
 
+def test_autocast():
+    model, _ = models("llama", "tessera_hybrid")
+    ids, found = tokens(1, 40), []
+    for cache in (transformers.DynamicCache(), compact(model)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            for piece in (ids[:, :30], ids[:, 30:]):
+                logits = model(piece, past_key_values=cache).logits
+        found.append(logits.float())
+    assert cache.layers[0].cache.dtype == torch.bfloat16
+    torch.testing.assert_close(*found, rtol=0.1, atol=0.5)
+
+
 def test_windows_are_compact_too():
     tessera.hf.register("tessera_window", tessera.Window(20))
     model, _ = models("llama", "tessera_hybrid")

@@ -77,6 +77,10 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
                 f"past_key_values: layer {self.number} of S2Cache is for {self.pattern!r}, and the "
                 f"attention is {pattern!r}"
             )
+        kind = query.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         self._no_packed_rows(query, mask, position_ids, cu_q)
         cache = self._kept(query, key)
         lengths = [cache.length(s) for s in range(cache.sequences)]
