@@ -372,6 +372,27 @@ def test_room_that_was_not_reserved(memory):
     assert model.cache.lengths.tolist() == [23, 2]
 
 
+def test_a_fork_shares_what_was_reserved(memory):
+    model = Model(PATTERNS["s2"], 2)
+    model.step(1)
+    model.rollback([1, 1])
+    model.step(40, [40, 0])
+    model.cache.reserve(5)
+    model.fork(0)
+    x = model.new((2, 1))
+    with Replay(model.cache):
+        assert (tessera.attention(*x, cache=model.cache) == 0).all()
+    with pytest.raises(tessera.InvalidArgument, match="reserve: 2 rows"):
+        model.cache.reserve(5)
+    assert model.cache.lengths.tolist() == [40, 40]
+    model.cache.reserve(5)
+    with Replay(model.cache):
+        o = tessera.attention(*x, cache=model.cache)
+    for s in range(2):
+        model.check(0, s, *(y[s] for y in x), o[s], None)
+    model.step(3)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_operations(memory, seed):
     rng = random.Random(seed)
