@@ -249,7 +249,8 @@ def _begin_on_device(
     fits = (after <= room) & (rows > 0)
     left_out += ((after > room) & (rows > 0) & (room > 0)).sum(dtype=torch.int32)
     given = cache._captured
-    torch.arange(0, count * q_len + 1, q_len, device=cache.device, out=given[0])
+    end = count * q_len + 1
+    torch.arange(0, end, q_len, dtype=torch.int32, device=cache.device, out=given[0])
     given[1].copy_(after * fits)
     given[2].copy_(before * fits)
     before.copy_(torch.where(fits, after, before))

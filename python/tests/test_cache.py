@@ -33,6 +33,12 @@ def test_chunks_of_every_size(name):
     model.step(2, layout="bhsd")
 
 
+def test_packed_chunks_that_look_like_the_whole():
+    model = Model(PATTERNS["s2"], 2, max_chunk=4)
+    model.packed([6, 2])  # 4 + 2 rows, in a plan for 8, and then 2
+    model.packed([1, 7])
+
+
 @pytest.mark.parametrize("heads, kv_heads, dim", [(6, 6, 8), (8, 1, 24), (6, 3, 64)])
 @pytest.mark.parametrize("page", [32, 256])
 def test_heads_and_pages(heads, kv_heads, dim, page):
