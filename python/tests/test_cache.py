@@ -438,6 +438,7 @@ def test_random_operations(memory, seed):
         assert cache.lengths.tolist() == model.lengths()
         assert all(
             pages.in_use() == len({int(n) for n in pages.table.flat} - {-1})
+            and pages.shared == sum(int(n) > 1 for n in pages.users)
             for pages in cache._pages
         )
 
