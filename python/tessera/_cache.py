@@ -16,7 +16,6 @@ from . import (
     _cache_steps,
     _errors,
     _native,
-    _operator,
     _runtime,
     _shapes,
     patterns,
@@ -24,6 +23,7 @@ from . import (
 
 Tensor = torch.Tensor
 
+_DTYPES = {torch.float32: _native.F32, torch.float16: _native.F16, torch.bfloat16: _native.BF16}
 _KV = {"int8": (torch.int8, _native.I8), "e4m3": (torch.float8_e4m3fn, _native.F8E4M3)}
 _PAGES = (16, 32, 64, 128, 256)
 _MOST = 2**31 - 65536  # tokens of a sequence end below
@@ -126,7 +126,7 @@ class KVCache:
             raise _errors.Unsupported(
                 f"KVCache: head_dim: a multiple of 8 from 8 to 256 is needed, got {head_dim}"
             )
-        if dtype not in _operator.DTYPES:
+        if dtype not in _DTYPES:
             raise _wrong("dtype", "float32, float16 or bfloat16 is needed", dtype)
         self.dtype, self.kv_dtype = dtype, kv_dtype
         if kv_dtype is not None and kv_dtype not in _KV:
@@ -300,7 +300,7 @@ class KVCache:
                 layout=group.layout,
                 device=self._native,
                 torch_device=self.device,
-                dtype=_operator.DTYPES[self.dtype],
+                dtype=_DTYPES[self.dtype],
                 kv_dtype=kind,
                 head_dim=self.head_dim,
                 sequences=count,
