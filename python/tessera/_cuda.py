@@ -3,9 +3,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import _calls
+
+_empty, _bytes = torch.empty, torch.uint8
+_capturing = torch.cuda.is_current_stream_capturing
+# The native handle of a device's current stream, without a Stream object around it.
+_current: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _stream(device: int) -> int:
+    return int(_current(device) if _current else torch.cuda.current_stream(device).cuda_stream)
 
 
 def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
@@ -15,12 +26,12 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     comes behind this run. A plan that a capture uses stays in the cache for good: nothing tells
     when the graph is gone.
     """
-    stream = torch.cuda.current_stream(q.device).cuda_stream
+    stream = _stream(q.get_device())
     call.plan.streams.add(stream)
-    if torch.cuda.is_current_stream_capturing():
+    if _capturing():
         call.plan.pinned = True
     if not call.workspace:
         call.run(handles, 0, stream)
         return
-    work = torch.empty(call.workspace, dtype=torch.uint8, device=q.device)
+    work = _empty(call.workspace, dtype=_bytes, device=q.device)
     call.run(handles, work.data_ptr(), stream)

@@ -55,11 +55,12 @@ class Pattern:
     """What all patterns have in common. Make one with S2, Dense, Window or Blocks."""
 
     causal: bool
+    _spec: ClassVar[str]  # of each value; a class variable is no field of a dataclass
 
     @property
     def spec(self) -> str:
         """The pattern as one line of words, from which `parse` makes an equal one."""
-        raise NotImplementedError
+        return self._spec
 
     def fill(self, desc: Any) -> object:
         """Fills a tess_pattern. What it returns has to live as long as `desc`."""
@@ -157,10 +158,6 @@ class Dense(Pattern):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_spec", f"dense causal={int(self.causal)}")
 
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
-
     def fill(self, desc: Any) -> object:
         desc.kind, desc.flags = _native.DENSE, 0 if self.causal else _native.BIDIRECTIONAL
         return None
@@ -190,10 +187,6 @@ class Window(Pattern):
             object.__setattr__(self, name, value)
         words = f"left={self.left} right={self.right} sinks={self.sinks}"
         object.__setattr__(self, "_spec", f"window causal={int(self.causal)} {words}")
-
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
 
     def fill(self, desc: Any) -> object:
         desc.kind, desc.flags = _native.WINDOW, 0 if self.causal else _native.BIDIRECTIONAL
@@ -285,10 +278,6 @@ class S2(Pattern):
         if self.head_ids is not None:
             words.append("head_ids=" + ",".join(map(str, self.head_ids)))
         object.__setattr__(self, "_spec", " ".join(words))
-
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
 
     def __repr__(self) -> str:
         told = [
@@ -424,10 +413,6 @@ class Blocks(Pattern):
     def __repr__(self) -> str:
         shape = list(self.mask_array.shape)
         return f"Blocks(mask of {shape}, block={self.block}, causal={self.causal})"
-
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
 
     def on_heads(
         self, head_ids: Sequence[int], heads_total: int, kv_heads_total: int | None = None

@@ -54,9 +54,9 @@ def test_the_cache_is_bounded_by_number_and_by_bytes() -> None:
         run([n])
     info = tessera.cache_info()
     assert info.plans == 64 and 0 < info.bytes < 64 << 20
-    assert len(_plans._calls) <= 64
+    assert len(_plans.calls) <= 64
     tessera.cache_limits(plans=3)
-    assert tessera.cache_info().plans == 3 and len(_plans._calls) == 3
+    assert tessera.cache_info().plans == 3 and len(_plans.calls) == 3
     tessera.cache_limits(bytes=1)
     run([50])
     info = tessera.cache_info()
@@ -90,7 +90,7 @@ def test_a_plan_that_is_dropped_during_a_run_lives_until_its_end() -> None:
     inside, go, found = threading.Event(), threading.Event(), []
     tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
     plan = weakref.ref(next(iter(_plans._plans.values())))
-    call = next(iter(_plans._calls.values()))
+    call = next(iter(_plans.calls.values()))
     real = call.run_c
 
     def slow(*arguments: Any) -> int:
