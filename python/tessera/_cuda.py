@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _calls
+from . import _calls, _plans
 
 _empty, _bytes = torch.empty, torch.uint8
 _capturing = torch.cuda.is_current_stream_capturing
@@ -19,6 +19,15 @@ def _stream(device: int) -> int:
     return int(_current(device) if _current else torch.cuda.current_stream(device).cuda_stream)
 
 
+def _first_on(stream: int, plan: _plans.Plan, device: torch.device) -> None:
+    """Notes that a plan runs on a stream for the first time."""
+    if stream and torch.cuda.current_stream(device).stream_id == stream:
+        # An ExternalStream, which its owner may destroy before the plan is dropped. With a second
+        # "stream" beside it the plan is released without touching either.
+        plan.streams.add(_plans.FOREIGN)
+    plan.streams.add(stream)
+
+
 def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     """Runs a call on the current stream of q's device, whichever device is current.
 
@@ -27,7 +36,8 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     when the graph is gone.
     """
     stream = _stream(q.get_device())
-    call.plan.streams.add(stream)
+    if stream not in call.plan.streams:
+        _first_on(stream, call.plan, q.device)
     if _capturing():
         call.plan.pinned = True
     if not call.workspace:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from . import _errors, _layouts, _native, _runtime
 
+FOREIGN = -1  # among the streams of a plan: one that may be gone when the plan is released
 Lengths = bytes | None  # int64 values, as the C library takes them
 
 
