@@ -140,26 +140,18 @@ class _Options(TypedDict, total=False):
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: patterns.Pattern = ...,
-    *,
+    q: Tensor, k: Tensor, v: Tensor, pattern: patterns.Pattern = ..., *,
     return_lse: Literal[False] = ...,
     **options: Unpack[_Options],
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: patterns.Pattern = ...,
-    *,
+    q: Tensor, k: Tensor, v: Tensor, pattern: patterns.Pattern = ..., *,
     return_lse: Literal[True],
     **options: Unpack[_Options],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def attention(
@@ -250,7 +242,7 @@ def attention(
         flags = _runs.WANT_LSE if return_lse else 0
     lse: Tensor | None
     if observed:
-        tensors = [_runs.as_tensor(name, one) for name, one in zip(_shapes.NAMES, given)]  # noqa: B905
+        tensors = map(_runs.as_tensor, _shapes.NAMES, given)
         run = _Observed.apply if graph else _operator.forward
         o, lse = run(q, k, v, spec, layout, scale, flags, *tensors)
     else:

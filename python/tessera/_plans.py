@@ -110,6 +110,7 @@ class Plan:
         self.align = max(1, int(info.workspace_align))
         self.bytes = int(info.host_bytes) + int(info.device_bytes)
         self.kernel = info.kernel.decode()
+        self.kept_pairs = int(info.kept_pairs)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self.plan or _ending():

@@ -12,6 +12,7 @@ a line for each shape, and ends with 1 where a bar is missed.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import random
 import statistics
 import sys
@@ -52,8 +53,10 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
     forward, backward = _plans.calls.values()
     q, k, v = inputs
     lse = torch.empty(1, q.shape[2], q.shape[1], device="cuda")
-    first = [x.data_ptr() for x in (q, k, v, o, lse)]
-    second = [x.data_ptr() for x in (q, k, v, o, lse, d_o, d_q, d_k, d_v)]
+    read = (q, k, v, o, lse)
+    written = (d_o, d_q, d_k, d_v)
+    first = [x.data_ptr() for x in read]
+    second = [x.data_ptr() for x in (*read, *written)]
     size = max(1, forward.workspace, backward.workspace)
     work = torch.empty(size, device="cuda", dtype=torch.uint8)
     stream = _cuda._stream(0)
@@ -61,19 +64,19 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
     def step() -> Any:
         forward.run(first, work.data_ptr(), stream)
         backward.run(second, work.data_ptr(), stream)
-        return o, d_q, d_k, d_v
+        return read[3], *written[1:]  # which keeps the memory behind the addresses
 
     return step
 
 
 def milliseconds(step: Step, number: int) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(number):
-        step()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / number
+    marks = [torch.cuda.Event(enable_timing=True) for _ in "ab"]
+    for mark, count in zip(marks, (0, number), strict=True):
+        for _ in range(count):
+            step()
+        mark.record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]) / number
 
 
 def contest(steps: dict[str, Step], seconds: float) -> dict[str, list[float]]:
@@ -106,7 +109,12 @@ def check(steps: dict[str, Step]) -> None:
 def peer(folder: str, heads: int, tokens: int) -> Callable[..., Any]:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    from dkernel import LocalStrideSparseAttention  # type: ignore[import-not-found]
+    version = importlib.metadata.version  # a checkout is not installed, and asks for its own
+    importlib.metadata.version = lambda name: "0" if name == "dkernel" else version(name)
+    try:
+        from dkernel import LocalStrideSparseAttention  # type: ignore[import-not-found]
+    finally:
+        importlib.metadata.version = version
 
     layer = LocalStrideSparseAttention(heads, tokens, BLOCK, LOCAL, heads, seq_dim=1).cuda()
     return lambda q, k, v: layer(q, k, v, DIM**-0.5)

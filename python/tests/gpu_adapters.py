@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapters on a GPU against themselves on the CPU, whose results CI compares with the originals.
+"""The adapters on a GPU against themselves on the CPU, where CI compares them with the originals.
 
 An adapter whose package is missing is skipped, and said to be.
 """
