@@ -21,9 +21,10 @@ Layout = Literal["bshd", "bhsd", "thd"]
 _DENSE = patterns.Dense()
 # Whether code runs within a transform of torch.func; PyTorch's own autograd.Function asks it.
 _transformed = torch._C._are_functorch_transforms_active
-# Whether a mode looks at functions or operators, or the profiler does.
+# Whether a mode looks at functions or operators, or torch.jit.trace or the profiler does.
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_traced = torch._C._is_tracing
 _profiled = torch._C._autograd._profiler_enabled
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
@@ -34,6 +35,7 @@ def _observed() -> bool:
         torch.compiler.is_compiling()
         or _dispatch_modes() != 0
         or _function_modes() != 0
+        or _jit_traced()
         or _profiled()
     )
 
@@ -220,7 +222,7 @@ def attention(
             _types(q, k, v, pattern)
         observed = not (
             here and plain and _dispatch_modes() == 0 and _function_modes() == 0
-        ) or _profiled()
+        ) or _jit_traced() or _profiled()
         if _transformed() or forward_ad._current_level >= 0:
             _no_transforms(q, k, v)
     flags = 0 if deterministic else _runs.ANY_ORDER

@@ -102,10 +102,10 @@ def as_tensor(name: str, given: Given) -> Tensor | None:
 def _values(name: str, given: Tensor, q: Tensor) -> bytes:
     """The bytes of lengths as int64. Those of another device than the CPU's are copied once for
     each version of the tensor."""
-    if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
-        raise _shapes.wrong(
-            name, "integers [sequences] are needed", f"{given.dtype} {list(given.shape)}"
-        )
+    fits = given.dim() == 1 and given.layout is torch.strided
+    if not fits or given.dtype not in (torch.int32, torch.int64):
+        got = f"{given.dtype} {list(given.shape)}, {given.layout}"
+        raise _shapes.wrong(name, "integers [sequences] are needed", got)
     if given.device.type == "cpu":
         return bytes(given.detach().to(torch.int64).contiguous().numpy().data)
     if given.device != q.device:
@@ -247,7 +247,7 @@ def backward(
     """Gradients of q, k and v; None where none is wanted."""
     q, k, v, o, lse = saved
     if d_o is None:  # only LSE was used
-        d_o = q.new_zeros(q.shape[-1]).expand(q.shape)
+        d_o = q.new_zeros(q.shape[-1:]).expand(q.shape)
     if d_lse is not None and d_lse.is_neg():  # a view that PyTorch negates when it is read
         d_lse = d_lse.resolve_neg()
     key = (
