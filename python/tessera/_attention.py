@@ -53,9 +53,9 @@ class _Direct(torch.autograd.Function):
         words: _runs.Words,
         lengths: _shapes.Lengths | None,
     ) -> tuple[Tensor, Tensor | None]:
-        o, lse = _runs.forward(q, k, v, (*words[:3], _runs.WANT_LSE), lengths)
+        o, lse = _runs.forward(q, k, v, words, lengths)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.words, ctx.lengths = words, lengths
+        ctx.call = words, lengths
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -64,13 +64,18 @@ class _Direct(torch.autograd.Function):
         if d_o is None and d_lse is None:
             return None, None, None, None, None
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
+        words, lengths = ctx.call
         plain = (d_o is None or type(d_o) in _PLAIN) and (d_lse is None or type(d_lse) in _PLAIN)
         if not plain or torch.is_grad_enabled() or _observed():
-            lengths = _runs.as_tensors(ctx.lengths)
-            made = _operator_gradients(d_o, d_lse, saved, wanted, ctx.words, lengths)
+            tensors = _runs.as_tensors(lengths)
+            made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
         else:
-            made = _runs.backward(d_o, d_lse, saved, wanted, ctx.words, ctx.lengths)
+            made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
         return *made, None, None
+
+
+# Past the part of apply that is for transforms of torch.func, which are refused before.
+_direct = super(torch.autograd.Function, _Direct).apply
 
 
 class _Observed(torch.autograd.Function):
@@ -240,7 +245,9 @@ def attention(
         given = ()
     else:
         given = (cu_seqlens_q, cu_seqlens_k, q_lens, kv_lens, q_first, kv_first)
-    if not graph:  # without gradients, their order means nothing
+    if graph:
+        flags |= _runs.WANT_LSE
+    else:  # the order of gradients means nothing
         flags = _runs.WANT_LSE if return_lse else 0
     lse: Tensor | None
     if observed:
@@ -249,7 +256,7 @@ def attention(
         o, lse = run(q, k, v, spec, layout, scale, flags, *tensors)
     else:
         lengths = _runs.lengths(q, given) if given else None
-        run = _Direct.apply if graph else _runs.forward
+        run = _direct if graph else _runs.forward
         o, lse = run(q, k, v, (spec, layout, scale, flags), lengths)
     return (o, lse) if return_lse else o  # type: ignore[return-value]
 

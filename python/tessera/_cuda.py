@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from . import _calls, _plans
 
-_empty, _bytes = torch.empty, torch.uint8
+_bytes = torch.uint8
 _capturing = torch.cuda.is_current_stream_capturing
+
+
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
 # The native handle of a device's current stream, without a Stream object around it.
-_current: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-
-
-def _stream(device: int) -> int:
-    return int(_current(device) if _current else torch.cuda.current_stream(device).cuda_stream)
+current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", _current_stream
+)
 
 
 def _first_on(stream: int, plan: _plans.Plan, device: torch.device) -> None:
@@ -35,7 +39,7 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     comes behind this run. A plan that a capture uses stays in the cache for good: nothing tells
     when the graph is gone.
     """
-    stream = _stream(q.get_device())
+    stream = current_stream(q.get_device())
     if stream not in call.plan.streams:
         _first_on(stream, call.plan, q.device)
     if _capturing():
@@ -43,5 +47,5 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     if not call.workspace:
         call.run(handles, 0, stream)
         return
-    work = _empty(call.workspace, dtype=_bytes, device=q.device)
+    work = q.new_empty(call.workspace, dtype=_bytes)
     call.run(handles, work.data_ptr(), stream)

@@ -59,7 +59,7 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
     second = [x.data_ptr() for x in (*read, *written)]
     size = max(1, forward.workspace, backward.workspace)
     work = torch.empty(size, device="cuda", dtype=torch.uint8)
-    stream = _cuda._stream(0)
+    stream = _cuda.current_stream(0)
 
     def step() -> Any:
         forward.run(first, work.data_ptr(), stream)

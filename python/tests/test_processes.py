@@ -120,6 +120,26 @@ def test_a_plan_that_is_dropped_during_a_run_lives_until_its_end() -> None:
     assert plan() is None
 
 
+@pytest.mark.parametrize(
+    ("streams", "in_order"), [({7}, 1), ({7, _plans.FOREIGN}, 0), ({7, 8}, 0), (set(), 0)]
+)
+def test_plans_are_released_behind_the_one_stream_they_ran_on(
+    streams: set[int], in_order: int
+) -> None:
+    """But not behind one that may be gone by then."""
+    x, cu = packed([30])
+    tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+    (plan,) = _plans._plans.values()
+    calls: list[Any] = []
+    plan._release_after = lambda *_: calls.append(_) or 1  # the CPU has no order of streams
+    plan.streams = streams
+    alive = weakref.ref(plan)
+    del plan
+    tessera.cache_clear()
+    gc.collect()
+    assert alive() is None and len(calls) == in_order
+
+
 def test_200_threads_make_plans_while_others_drop_them() -> None:
     shapes = [[n % 7, n % 5 + 1, n % 11] for n in range(40)]
     expected = [run(lengths) for lengths in shapes]
@@ -255,11 +275,14 @@ def test_exit_with_runs_under_way() -> None:
     done = child("""
         import threading, time
         x = torch.randn(1, 2000, 8, 64)
-        def work():
+        def work(x):
             while True:
-                tessera.attention(x, x, x, tessera.Dense())
-        for _ in range(3):
-            threading.Thread(target=work, daemon=True).start()
+                o = tessera.attention(x, x, x, tessera.Dense())
+                if x.requires_grad:
+                    torch.autograd.grad(o, x, o.detach())
+        for n in range(4):
+            y = x.clone().requires_grad_(n > 1)
+            threading.Thread(target=work, args=(y,), daemon=True).start()
         time.sleep(0.3)
     """)
     assert done.returncode == 0, done.stderr
