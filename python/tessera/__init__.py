@@ -28,6 +28,7 @@ from ._errors import (
 )
 from ._native import load
 from ._plans import CacheInfo, cache_clear, cache_info, cache_limits
+from ._ranks import Assignment, assign_heads
 from ._runtime import info
 from .patterns import S2, Blocks, Dense, Info, Pattern, Window
 
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "S2",
+    "Assignment",
     "Blocks",
     "Busy",
     "CacheInfo",
@@ -78,6 +80,7 @@ __all__ = [
     "Unsupported",
     "VersionMismatch",
     "Window",
+    "assign_heads",
     "attention",
     "cache_clear",
     "cache_info",
