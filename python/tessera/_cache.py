@@ -17,7 +17,6 @@ from . import (
     _errors,
     _native,
     _runtime,
-    _shapes,
     patterns,
 )
 
