@@ -767,25 +767,10 @@ static void test_matrices(void **state) {
     shim.pretend_wide_only(0);
 }
 
-/* Whether there is a device to test on at all. */
-static int have_device(void) {
-    tess_runtime *runtime = NULL;
-    tess_device *device = NULL;
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
-    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
-    if (tess_runtime_create(&desc, &runtime) != TESS_OK) return 0;
-    const tess_status status = tess_device_open(runtime, &open, &device);
-    if (status != TESS_OK) printf("skipped: %s\n", tess_last_error());
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    return status == TESS_OK;
-}
-
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--all") == 0) all = 1;
-    if (!shim_find()) return 1;
-    const char *require = getenv("TESSERA_REQUIRE");
-    if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
+    const int status = shim_find_device();
+    if (status != 0) return status;
     if (argc > 1 && strcmp(argv[1], "--again") == 0) {
         const struct CMUnitTest again_tests[] = {
             TEST(test_same_plan_again), TEST(test_server_again), TEST(test_memory_again),

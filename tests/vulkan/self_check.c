@@ -289,25 +289,11 @@ static void test_threads(void **state) {
     end(&x);
 }
 
-static int have_device(void) {
-    tess_runtime *runtime = NULL;
-    tess_device *device = NULL;
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
-    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
-    if (tess_runtime_create(&desc, &runtime) != TESS_OK) return 0;
-    const tess_status status = tess_device_open(runtime, &open, &device);
-    if (status != TESS_OK) printf("skipped: %s\n", tess_last_error());
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    return status == TESS_OK;
-}
-
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
-    if (!shim_find()) return 1;
-    const char *require = getenv("TESSERA_REQUIRE");
-    if (!have_device()) return require && strstr(require, "vulkan") ? 1 : TEST_SKIPPED;
+    const int status = shim_find_device();
+    if (status != 0) return status;
     const struct CMUnitTest tests[] = {
         CASE(test_right),         CASE(test_wrong), CASE(test_way_round),  CASE(test_threads),
         CASE(test_out_of_memory), CASE(test_lost),  CASE(test_host_memory)};
