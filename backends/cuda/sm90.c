@@ -34,8 +34,8 @@ static const instance *find(int32_t head_dim) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    const char *why = tess_cuda_hopper_refusal(d, tess_cuda_sm90_images, key, buffer, size);
-    return why || !key ? why : tess_cuda_refusal(key);
+    return tess_cuda_refusal(tess_cuda_hopper_refusal(d, tess_cuda_sm90_images, key, buffer, size),
+                             key);
 }
 
 /* Measured on an H200. Rows that are not there cost as much as others. */

@@ -28,37 +28,22 @@ typedef struct opencl_row {
 /* Best first. The portable kernel for few rows is a row of its own where it is faster than the next
  * one: it reads dense keys at 3.5 TB/s on an H200 for 4 rows of a kv head, where nv_mma reads 2.7,
  * and at 1.0 TB/s for 16, where nv_mma reads 2.4. */
+#define FORWARD(name, variant, matrix, most_rows) \
+    { {TESS_OP_FORWARD, name, 0}, variant, {"tess_forward", "tess_merge"}, matrix, most_rows }
+#define OTHER(op, name, ...) \
+    { {op, name, 0}, NULL, {__VA_ARGS__}, NULL, 0 }
 static const opencl_row kernels[] = {
-    {{TESS_OP_FORWARD, "portable_few", 0},
-     &tess_portable_few,
-     {"tess_forward", "tess_merge"},
-     NULL,
-     4},
-    {{TESS_OP_FORWARD, "nv_mma", 0},
-     NULL,
-     {"tess_forward", "tess_merge"},
-     &tess_opencl_nv_mma_row,
-     0},
-    {{TESS_OP_FORWARD, "intel_dpas", 0},
-     NULL,
-     {"tess_forward", "tess_merge"},
-     &tess_opencl_intel_dpas_row,
-     0},
-    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, {"tess_forward", "tess_merge"}, NULL, 0},
-    {{TESS_OP_FORWARD, "portable_small", 0},
-     &tess_portable_small,
-     {"tess_forward", "tess_merge"},
-     NULL,
-     0},
-    {{TESS_OP_BACKWARD, "portable", 0},
-     NULL,
-     {"tess_backward_delta", "tess_backward_rows", "tess_backward_columns"},
-     NULL,
-     0},
-    {{TESS_OP_APPEND, "append", 0}, NULL, {"tess_append"}, NULL, 0},
-    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, {"tess_copy_pages"}, NULL, 0},
-    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, {"tess_merge_parts"}, NULL, 0},
-    {{TESS_OP_PREPARE, "prepare", 0}, NULL, {"tess_prepare"}, NULL, 0},
+    FORWARD("portable_few", &tess_portable_few, NULL, 4),
+    FORWARD("nv_mma", NULL, &tess_opencl_nv_mma_row, 0),
+    FORWARD("intel_dpas", NULL, &tess_opencl_intel_dpas_row, 0),
+    FORWARD("portable", &tess_portable, NULL, 0),
+    FORWARD("portable_small", &tess_portable_small, NULL, 0),
+    OTHER(TESS_OP_BACKWARD, "portable", "tess_backward_delta", "tess_backward_rows",
+          "tess_backward_columns"),
+    OTHER(TESS_OP_APPEND, "append", "tess_append"),
+    OTHER(TESS_OP_COPY_PAGES, "copy_pages", "tess_copy_pages"),
+    OTHER(TESS_OP_MERGE, "merge_parts", "tess_merge_parts"),
+    OTHER(TESS_OP_PREPARE, "prepare", "tess_prepare"),
 };
 enum { ROWS = sizeof kernels / sizeof *kernels, OPENCL_FEW = OPENCL_VARIANTS - 1 };
 _Static_assert((int)ROWS <= (int)TESS_CHECK_MOST_ROWS, "each row has a place for its check");
