@@ -7,6 +7,8 @@
  *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE] [--backward]
  *               [--any-order] [--own]
  *
+ * --masks names the folder that block masks are written to, which must exist. Without it they lie
+ * in a temporary one, which stays after a failure, since problems are reproduced with them.
  * --own leaves each device its own choice of a kernel, or that of TESSERA_KERNEL, and forces none.
  * --backward computes the gradients of each problem that has no KV cache instead. With --any-order
  * their sums may be added in any order (determinism 1), where the problem allows that.
@@ -16,10 +18,12 @@
  * TESSERA_REQUIRE (comma list of backends) turns a missing one into a failure; TESSERA_TEST_FULL=1
  * compares many more rows of large problems; TESSERA_RANDOM_PROBLEMS overrides --random.
  */
+#include <dirent.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/testlib.h"
 #include "instance.h"
@@ -113,10 +117,22 @@ static void turn_backward(problem *p, int any_order) {
     p->dq_add = kind == 7;
 }
 
+/* The kernel that TESSERA_KERNEL names, if plans of the target use no other; or NULL. */
+static const char *named_kernel(const test_target *target) {
+    const char *name = getenv("TESSERA_KERNEL");
+    const size_t length = strlen(target->backend);
+    return name && !target->kernel[0] && strncmp(name, target->backend, length) == 0 &&
+                   name[length] == '/'
+               ? name
+               : NULL;
+}
+
 /* A fast path may refuse, and any kernel what lavapipe cannot run: on a device in software alone.
  */
 static int may_refuse(const test_target *target, const char *why) {
+    const char *named = named_kernel(target);
     return (target->kernel[0] && !target->portable) ||
+           (named && strcmp(strchr(named, '/'), "/portable") != 0) ||
            (target->software && strstr(why, "lavapipe ends loops") != NULL);
 }
 
@@ -137,7 +153,8 @@ static void test_problem(void **state) {
         memo_of(c->line));
     if (status == TESS_ERROR_UNSUPPORTED && may_refuse(c->target, x.error)) {
         problem_free(&p);
-        return;
+        print_message("skipped: %s\n", x.error);
+        skip();
     }
     if (status != TESS_OK) {
         reproduce(c, &p);
@@ -176,7 +193,9 @@ static void test_problem(void **state) {
 /* A kernel that refuses every problem would pass every test. */
 static void test_kernel_took_something(void **state) {
     const one_case *c = *state;
-    if (!*c->accepted) fail_msg("kernel %s took no problem at all", c->target->kernel);
+    const char *named = named_kernel(c->target);
+    if (!*c->accepted)
+        fail_msg("kernel %s took no problem at all", named ? named : c->target->kernel);
 }
 
 static void test_list_covers(void **state) {
@@ -271,7 +290,7 @@ static settings read_options(int argc, char **argv) {
         {"line", 1, NULL, 'l'},     {"list", 0, NULL, 'p'},      {"bits", 1, NULL, 'b'},
         {"backward", 0, NULL, 'g'}, {"any-order", 0, NULL, 'o'}, {"own", 0, NULL, 'w'},
         {NULL, 0, NULL, 0}};
-    settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1, .masks = "."};
+    settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &x.shard, &x.shards) == 0)
             continue;
@@ -383,13 +402,16 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
         }
     }
     for (int t = 0; t < targets->count; t++) {
-        if (x->single || !targets->items[t].kernel[0]) continue;
-        /* A small part of the list may have nothing for a kernel; the whole of it must. */
+        const char *named = named_kernel(&targets->items[t]);
+        if (!named && (x->single || !targets->items[t].kernel[0])) continue;
+        /* A small part of the list may have nothing for a kernel; the whole of it must, and any
+         * part for a kernel that TESSERA_KERNEL names. */
         const int is_part = x->shards > 1 || x->every > 1 || x->random_count >= 0;
-        if (is_part && offered[t] < ENOUGH) continue;
+        if (is_part && offered[t] < (named ? 1 : ENOUGH)) continue;
         cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL, x->backward, 0};
-        tests[n_tests++] = (struct CMUnitTest){targets->items[t].kernel, test_kernel_took_something,
-                                               NULL, NULL, &cases[n_cases++]};
+        tests[n_tests++] =
+            (struct CMUnitTest){named ? named : targets->items[t].kernel,
+                                test_kernel_took_something, NULL, NULL, &cases[n_cases++]};
     }
     const int failed = _cmocka_run_group_tests("conformance", tests, n_tests, NULL, NULL);
     instance_memo_clear(&memo);
@@ -399,25 +421,55 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
     return failed;
 }
 
-int main(int argc, char **argv) {
-    const settings x = read_options(argc, argv);
+static int run(const settings *x) {
     problem_list list = {0};
-    if (make_list(&x, &list) != 0) return failed_early(&list);
-    if (x.print) {
+    if (make_list(x, &list) != 0) return failed_early(&list);
+    if (x->print) {
         for (int n = 0; n < list.count; n++) puts(list.lines[n]);
         list_free(&list);
         return 0;
     }
     test_targets targets;
     const int absent = test_targets_open(
-        &targets, x.backend, (x.own ? 0 : TEST_EACH_KERNEL) | (x.backward ? TEST_BACKWARD : 0));
+        &targets, x->backend, (x->own ? 0 : TEST_EACH_KERNEL) | (x->backward ? TEST_BACKWARD : 0));
     if (absent != 0) {
         list_free(&list);
         return absent;
     }
-    const int failed = run_list(&x, &list, &targets);
+    const int failed = run_list(x, &list, &targets);
     test_targets_close(&targets);
     list_free(&list);
-    if (x.bits && fclose(x.bits) != 0) return 1;
+    if (x->bits && fclose(x->bits) != 0) return 1;
     return failed != 0;
+}
+
+/* A temporary folder for masks, and its end, unless somebody needs what is in it. */
+static int masks_begin(char *folder, size_t size) {
+    const char *place = getenv("TMPDIR");
+    snprintf(folder, size, "%s/tessera-masks-XXXXXX", place && *place ? place : "/tmp");
+    if (mkdtemp(folder)) return 0;
+    perror(folder);
+    return -1;
+}
+
+static void masks_end(const char *folder, int keep) {
+    DIR *entries = keep || !*folder ? NULL : opendir(folder);
+    if (keep && *folder) fprintf(stderr, "masks are kept in %s\n", folder);
+    if (!entries) return;
+    for (const struct dirent *e; (e = readdir(entries)) != NULL;)
+        if (e->d_name[0] != '.') (void)unlinkat(dirfd(entries), e->d_name, 0);
+    closedir(entries);
+    (void)rmdir(folder);
+}
+
+int main(int argc, char **argv) {
+    settings x = read_options(argc, argv);
+    char folder[512] = "";
+    if (!x.masks && !x.single) {
+        if (masks_begin(folder, sizeof folder) != 0) return 1;
+        x.masks = folder;
+    }
+    const int status = run(&x);
+    masks_end(folder, x.print || (status != 0 && status != TEST_SKIPPED));
+    return status;
 }
