@@ -2,6 +2,7 @@
 #include "testlib.h"
 
 #include <dirent.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -372,4 +373,16 @@ int64_t test_resident(void) {
     if (!text) return -1;
     strtoll(line, &end, 10); /* the size of the address space comes first */
     return strtoll(end, NULL, 10) * 4096;
+}
+
+void test_in_threads(void *(*function)(void *argument), void *argument) {
+    enum { THREADS = 6 };
+    pthread_t threads[THREADS];
+    for (int n = 0; n < THREADS; n++)
+        assert_int_equal(pthread_create(&threads[n], NULL, function, argument), 0);
+    for (int n = 0; n < THREADS; n++) {
+        void *failed = NULL;
+        assert_int_equal(pthread_join(threads[n], &failed), 0);
+        assert_null(failed);
+    }
 }

@@ -139,6 +139,9 @@ int test_sanitized(void);
 /* Whether TESSERA_TEST_FULL=1 asks for everything, whatever it takes. */
 int test_full(void);
 
+/* Calls a function in six threads at once, and asserts that each call returns NULL. */
+void test_in_threads(void *(*function)(void *argument), void *argument);
+
 /* Open file descriptors, mappings and resident bytes of this process. */
 int test_open_descriptors(void);
 int test_mappings(void);

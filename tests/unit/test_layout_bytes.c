@@ -21,6 +21,17 @@ static void seal(unsigned char *data, size_t size) {
     for (int n = 0; n < 8; n++) data[size - 8 + (size_t)n] = (unsigned char)(sum >> (8 * n));
 }
 
+/* So many heads of a model from head_first on. */
+static tess_layout_desc slice_of(const tess_pattern *p, int32_t heads, int32_t kv_heads,
+                                 int32_t head_first, int64_t tokens) {
+    return (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                              .pattern = p,
+                              .n_heads = heads,
+                              .n_kv_heads = kv_heads,
+                              .head_first = head_first,
+                              .max_tokens = tokens};
+}
+
 static void assert_same(const spec *x, const tess_layout *a, const tess_layout *b) {
     tess_layout_info ia = {.struct_size = sizeof ia}, ib = {.struct_size = sizeof ib};
     assert_int_equal(TESS_OK, tess_layout_query(a, &ia));
@@ -101,13 +112,8 @@ static void test_format(void **state) {
     p.mask_heads = 2;
     p.mask_query_blocks = 2;
     p.mask_key_blocks = 9;
-    tess_layout_desc d = {.struct_size = sizeof d,
-                          .pattern = &p,
-                          .n_heads = 2,
-                          .n_kv_heads = 1,
-                          .head_first = 2,
-                          .max_tokens = 300,
-                          .max_chunk = 5};
+    tess_layout_desc d = slice_of(&p, 2, 1, 2, 300);
+    d.max_chunk = 5;
     tess_layout *layout = NULL;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
     size_t size;
@@ -126,12 +132,7 @@ static void test_format(void **state) {
 static void test_uneven_slice(void **state) {
     (void)state;
     tess_pattern p = {.struct_size = sizeof p};
-    tess_layout_desc d = {.struct_size = sizeof d,
-                          .pattern = &p,
-                          .n_heads = 4,
-                          .n_kv_heads = 2,
-                          .head_first = 3,
-                          .max_tokens = 100};
+    tess_layout_desc d = slice_of(&p, 4, 2, 3, 100);
     const spec x = {.pattern = p, .layout = d};
     tess_layout *layout = NULL, *back = NULL;
     size_t size;
@@ -158,13 +159,8 @@ static void test_head_ids(void **state) {
     (void)state;
     static const int32_t follow[] = {2, 3, 4, 5}, listed[] = {5, 4, 0x01020304, 0x01020305};
     const tess_pattern p = {.struct_size = sizeof p};
-    tess_layout_desc d = {.struct_size = sizeof d,
-                          .pattern = &p,
-                          .n_heads = 4,
-                          .n_kv_heads = 2,
-                          .head_first = 2,
-                          .heads_total = 0x02000000,
-                          .max_tokens = 300};
+    tess_layout_desc d = slice_of(&p, 4, 2, 2, 300);
+    d.heads_total = 0x02000000;
     tess_layout *first = NULL, *list = NULL, *back = NULL;
     size_t size, list_size;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &first));

@@ -4,7 +4,6 @@
  * a vendor on which the kernel has not run: shim.c lets the portable kernel stand in for it, which
  * works or leaves something out. tests/unit/test_self_check.c has the mechanism without Vulkan.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,18 +272,10 @@ static void *plan_in_thread(void *argument) {
 /* Plans are made at once: one thread checks, the others wait for its verdict. */
 static void test_threads(void **state) {
     (void)state;
-    enum { THREADS = 6 };
-    pthread_t threads[THREADS];
     process x;
     const long before = shim.kernel_runs();
     begin(&x, "", NULL);
-    for (int n = 0; n < THREADS; n++)
-        assert_int_equal(pthread_create(&threads[n], NULL, plan_in_thread, &x), 0);
-    for (int n = 0; n < THREADS; n++) {
-        void *failed = NULL;
-        assert_int_equal(pthread_join(threads[n], &failed), 0);
-        assert_null(failed);
-    }
+    test_in_threads(plan_in_thread, &x);
     assert_int_equal(shim.kernel_runs(), before + 1);
     end(&x);
 }
