@@ -5,23 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    HEADS = TESS_CHECK_HEADS,
-    KV_HEADS = TESS_CHECK_KV_HEADS,
-    GROUP = HEADS / KV_HEADS,
-    BLOCK = TESS_CHECK_BLOCK,
-    LOCAL = TESS_CHECK_LOCAL,
-    STRIDE = TESS_CHECK_STRIDE,
-    ROWS = TESS_CHECK_ROWS,
-    KEYS = TESS_CHECK_KEYS,
-    TOKENS = TESS_CHECK_TOKENS,
-    FIRST = KEYS - ROWS, /* position of row 0 */
-    ENTRIES = (TOKENS / BLOCK + STRIDE - 1) / STRIDE,
-    SPARSE = 0, /* classes */
-    DENSE = 1,
-    CLASSES = 2,
-    ALIGN = 256
-};
+enum { HEADS = TESS_CHECK_HEADS, KV_HEADS = TESS_CHECK_KV_HEADS, GROUP = HEADS / KV_HEADS };
+enum { BLOCK = TESS_CHECK_BLOCK, LOCAL = TESS_CHECK_LOCAL, STRIDE = TESS_CHECK_STRIDE };
+enum { ROWS = TESS_CHECK_ROWS, KEYS = TESS_CHECK_KEYS, TOKENS = TESS_CHECK_TOKENS };
+enum { FIRST = KEYS - ROWS /* position of row 0 */ };
+enum { ENTRIES = (TOKENS / BLOCK + STRIDE - 1) / STRIDE, ALIGN = 256 };
+enum { SPARSE, DENSE, CLASSES };
 
 void tess_check_key(uint32_t dtype, int32_t dims, tess_kernel_key *key) {
     *key = (tess_kernel_key){.struct_size = sizeof *key,

@@ -37,7 +37,7 @@ const char *tess_cuda_hopper_refusal(const tess_driver_device *d, const tess_dri
                                      const tess_kernel_key *key, char *buffer, size_t size);
 /* Bytes of shared memory that a thread block of the device may have. */
 unsigned tess_cuda_shared_bytes(const tess_driver_device *d);
-/* Lets a function have so much of it; `name` is for messages. */
+/* Allows a function that many bytes; `name` is for messages. */
 tess_status tess_cuda_set_shared(const tess_driver_device *d, void *function, unsigned bytes,
                                  const char *name);
 /* Makes the state of a plan: the forward kernel of a module

@@ -25,13 +25,14 @@ typedef struct opencl_row {
     uint32_t most_rows;                    /* of a kv head that it is meant for; 0: any number */
 } opencl_row;
 
-/* Best first. The portable kernel for few rows is a row of its own where it is faster than the next
- * one: it reads dense keys at 3.5 TB/s on an H200 for 4 rows of a kv head, where nv_mma reads 2.7,
- * and at 1.0 TB/s for 16, where nv_mma reads 2.4. */
 #define FORWARD(name, variant, matrix, most_rows) \
     { {TESS_OP_FORWARD, name, 0}, variant, {"tess_forward", "tess_merge"}, matrix, most_rows }
 #define OTHER(op, name, ...) \
     { {op, name, 0}, NULL, {__VA_ARGS__}, NULL, 0 }
+
+/* Best first. The portable kernel for few rows is a row of its own where it is faster than the next
+ * one: it reads dense keys at 3.5 TB/s on an H200 for 4 rows of a kv head, where nv_mma reads 2.7,
+ * and at 1.0 TB/s for 16, where nv_mma reads 2.4. */
 static const opencl_row kernels[] = {
     FORWARD("portable_few", &tess_portable_few, NULL, 4),
     FORWARD("nv_mma", NULL, &tess_opencl_nv_mma_row, 0),
@@ -168,7 +169,7 @@ static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_progr
     d->host->free(d->host, binaries[own], sizes[own]);
 }
 
-/* The compiler says no, and not the device. */
+/* The compiler refuses the program, not the device. */
 static int is_refused(cl_int code) {
     return code == CL_BUILD_PROGRAM_FAILURE || code == CL_INVALID_BUILD_OPTIONS ||
            code == CL_COMPILE_PROGRAM_FAILURE || code == CL_LINK_PROGRAM_FAILURE;

@@ -21,7 +21,18 @@ static void seal(unsigned char *data, size_t size) {
     for (int n = 0; n < 8; n++) data[size - 8 + (size_t)n] = (unsigned char)(sum >> (8 * n));
 }
 
-/* So many heads of a model from head_first on. */
+/* With another byte at `at`, and the checksum of that, the bytes are refused for `field`. */
+static void assert_corrupt(unsigned char *data, size_t size, size_t at, unsigned char byte,
+                           const char *field) {
+    tess_layout *back = NULL;
+    data[at] = byte;
+    seal(data, size);
+    assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT,
+                 "tess_layout_deserialize", field);
+    assert_null(back);
+}
+
+/* This many heads of a model from head_first on. */
 static tess_layout_desc slice_of(const tess_pattern *p, int32_t heads, int32_t kv_heads,
                                  int32_t head_first, int64_t tokens) {
     return (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
@@ -203,16 +214,11 @@ static void test_head_ids(void **state) {
     unsigned char copy[200];
     for (size_t n = 0; n < sizeof damage / sizeof *damage; n++) {
         memcpy(copy, data, list_size);
-        copy[damage[n].at] = damage[n].value;
-        seal(copy, list_size);
-        assert_error(tess_layout_deserialize(runtime, copy, list_size, &back), TESS_ERROR_CORRUPT,
-                     "tess_layout_deserialize", damage[n].field);
+        assert_corrupt(copy, list_size, damage[n].at, damage[n].value, damage[n].field);
     }
     for (size_t n = 132; n < list_size; n++) {
         memcpy(copy, data, n);
-        seal(copy, n);
-        assert_error(tess_layout_deserialize(runtime, copy, n, &back), TESS_ERROR_CORRUPT,
-                     "tess_layout_deserialize", "data");
+        assert_corrupt(copy, n, 0, data[0], "data");
     }
     /* A list that head_first can say is never written. */
     memcpy(copy, data, list_size);
@@ -304,15 +310,12 @@ static void test_fields(void **state) {
         {12, 3, "data"},
     };
     const tess_pattern p = s2_pattern(16, 2, 4, 0);
-    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
+    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300);
     size_t size;
     unsigned char *data = to_bytes(layout, &size), copy[200];
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         memcpy(copy, data, size);
-        copy[list[n].at] = list[n].value;
-        seal(copy, size);
-        assert_error(tess_layout_deserialize(runtime, copy, size, &back), TESS_ERROR_CORRUPT,
-                     "tess_layout_deserialize", list[n].field);
+        assert_corrupt(copy, size, list[n].at, list[n].value, list[n].field);
     }
     free(data);
     tess_layout_release(layout);

@@ -73,15 +73,11 @@ void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 void shim_pretend_shared(unsigned bytes) { shared = bytes; }
 void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, const char *lacks) {
-    matrices = (vk_matrix_properties){.type = TVK_TYPE_MATRIX_PROPERTIES,
-                                      .m = m,
-                                      .n = n,
-                                      .k = k,
-                                      .a = TVK_COMPONENT_FLOAT16,
-                                      .b = TVK_COMPONENT_FLOAT16,
-                                      .c = result,
-                                      .result = result,
-                                      .scope = TVK_SCOPE_SUBGROUP};
+    matrices = (vk_matrix_properties){.type = TVK_TYPE_MATRIX_PROPERTIES};
+    matrices.m = m, matrices.n = n, matrices.k = k;
+    matrices.a = matrices.b = TVK_COMPONENT_FLOAT16;
+    matrices.c = matrices.result = result;
+    matrices.scope = TVK_SCOPE_SUBGROUP;
     snprintf(without, sizeof without, "%s", lacks ? lacks : "");
 }
 void shim_pretend_kernel(int which) { stand_in = which; }
