@@ -153,7 +153,7 @@ MATRIX_FUNCTION void intel_softmax(intel_row *w, float scale_log2) {
 #undef MOST
     }
     float row_max = w->row_max;
-    const float factor = matrix_rise(most, &row_max, scale_log2);
+    const float factor = matrix_rescale(most, &row_max, scale_log2);
     float scaled = matrix_reference(row_max, scale_log2), sum = 0.0f;
     const bool large = matrix_is_large(scaled);
     const float before = large ? row_max : 0.0f;

@@ -220,7 +220,7 @@ MATRIX_FUNCTION float nv_exponentiate(nv_thread *w, uint t, uint r, float scale_
         nv_max(most, nv_max(w->s[t][n][2u * r], w->s[t][n][2u * r + 1u]));
     most = nv_max(most, nv_exchange_float(most, 1u));
     most = nv_max(most, nv_exchange_float(most, 2u));
-    const float factor = matrix_rise(most, &row_max, scale_log2);
+    const float factor = matrix_rescale(most, &row_max, scale_log2);
     float scaled = matrix_reference(row_max, scale_log2);
     if (matrix_is_large(scaled)) {
         TESS_UNROLL for (uint n = 0u; n < TESS_S; n++) TESS_UNROLL for (uint e = 0u; e < 2u; e++)
