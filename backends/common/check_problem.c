@@ -167,17 +167,14 @@ void tess_check_lay_out(uint32_t dtype, int32_t dims, const tess_kernel *const *
     p->workspace_at = place(p, p->workspace_bytes);
 }
 
-static uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float value_of(uint32_t bits) {
+typedef union number {
     float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+    uint32_t bits;
+} number;
+
+static uint32_t bits_of(float value) { return (number){.value = value}.bits; }
+
+static float value_of(uint32_t bits) { return (number){.bits = bits}.value; }
 
 /* Nearly unit-normal, a sum of four, and a multiple of 1/32, which both types hold. */
 static uint16_t element(uint32_t dtype, uint32_t stream, uint64_t index) {

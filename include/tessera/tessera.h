@@ -585,7 +585,7 @@ enum {
  *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
  *
  * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of a whole step.
- * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
+ * page:          K and V lie in pages of that many tokens, which a table names: tess_run_desc. With
  *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
  *                packed, and cu_kv_lens tells only how many keys each sequence has.
  */

@@ -62,7 +62,7 @@ typedef struct tess_kv_info {
     int64_t blocks_kept;      /* fixed blocks and the last local ones */
     int64_t blocks_allocated; /* slots: slots_fixed + slots_ring */
     int64_t slots_fixed;      /* slots that are never reused */
-    int64_t slots_ring;       /* slots of the ring that so many tokens fill */
+    int64_t slots_ring;       /* slots of the ring that max_tokens fill */
 } tess_kv_info;
 
 /* KV storage that one kv head needs for max_tokens tokens when blocks that no head can see again
