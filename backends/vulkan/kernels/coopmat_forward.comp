@@ -84,8 +84,9 @@ const uint LISTED = 2u * KEYS, LIST = 2u * LISTED;
 #define NOT_KEPT     (-1.0e37)
 #define LEAST_SCALE  1.0e-12
 #define MOST_RISE    8.0 /* log2 */
-/* A product of score and scale that large has lost bits which the difference of scores keeps. */
-#define LARGE 16384.0
+/* A product of score and scale that is so large has lost bits which a difference of scores keeps:
+ * exponentials are then of that, and the product counts as 0. */
+#define IS_LARGE(score) (abs((score) * scale_log2) > 16384.0 && (score) != NO_REFERENCE)
 
 /* Between accesses to a subgroup's place. lavapipe, whose subgroups run in lockstep, takes
  * subgroupBarrier() for a barrier of the workgroup. */
@@ -292,7 +293,8 @@ TESS_FORWARD_KERNEL {
                 [[unroll]] for (uint i = 0u; i < most[t].length(); i++)
                     rises = rises || (most[t][i] - reference[t][i]) * scale_log2 > MOST_RISE;
             }
-            if (subgroupAny(rises)) {
+            const bool rises_here = subgroupAny(rises);
+            if (rises_here || large) {
                 [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
                     coopMatStore(most[t], places, own, PLACE, ROW_MAJOR);
                     OWN_BARRIER
@@ -305,14 +307,23 @@ TESS_FORWARD_KERNEL {
                         if (rise > MOST_RISE) {
                             row_factor[r] = exp2(-rise);
                             row_reference[r] = largest;
-                            row_product[r] = largest * scale_log2;
+                            row_product[r] = IS_LARGE(largest) ? 0.0 : largest * scale_log2;
                         }
-                        large = large || abs(row_product[r]) > LARGE;
+                        large = large || IS_LARGE(row_reference[r]);
                     }
                     OWN_BARRIER
                 }
+                if (rises_here) risen_at.x = first;
                 large = subgroupAny(large);
-                risen_at.x = first;
+                if (large) {
+                    [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * KEY_FRAGMENTS; n++) {
+                        MATRIX_C score;
+                        coopMatLoad(score, row_reference, first_row + n / KEY_FRAGMENTS * M, 0u,
+                                    COLUMN_MAJOR);
+                        [[unroll]] for (uint i = 0u; i < s[n].length(); i++)
+                            s[n][i] -= IS_LARGE(score[i]) ? score[i] : 0.0;
+                    }
+                }
             }
 
             PUT(V, v_wide, key_v_at, list, KEYS * ROW)
@@ -328,16 +339,6 @@ TESS_FORWARD_KERNEL {
                 coopMatLoad(reference[t], row_product, first_row + t * M, 0u, COLUMN_MAJOR);
                 coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
                 row_sum[t] = row_sum[t] * factor;
-                if (large) {
-                    MATRIX_C score;
-                    coopMatLoad(score, row_reference, first_row + t * M, 0u, COLUMN_MAJOR);
-                    [[unroll]] for (uint i = 0u; i < score.length(); i++) {
-                        const bool is_large = abs(reference[t][i]) > LARGE;
-                        [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++)
-                            s[t * KEY_FRAGMENTS + n][i] -= is_large ? score[i] : 0.0;
-                        reference[t][i] = is_large ? 0.0 : reference[t][i];
-                    }
-                }
                 [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
                     const uint at = t * KEY_FRAGMENTS + n;
                     [[unroll]] for (uint i = 0u; i < s[at].length(); i++)
@@ -402,14 +403,13 @@ TESS_FORWARD_KERNEL {
     }
     for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) {
         const uint in_tile = first_row + r;
-        const float score = row_reference[in_tile], product = row_product[in_tile],
-                    sum = row_factor[in_tile];
+        const float score = row_reference[in_tile], sum = row_factor[in_tile];
         row_factor[in_tile] = sum == 0.0 ? 0.0 : 1.0 / sum; /* NaN stays */
         if (in_tile < used && partial != TESS_NO_PARTIAL) {
             /* Exponentials are relative to a rounded product, unless that is large: the sum makes
              * up for the rounding. */
-            const bool exact = abs(product) > LARGE || !(sum > 0.0);
-            const float rounding = exact ? 0.0 : fma(score, scale_log2, -product);
+            const bool exact = IS_LARGE(score) || !(sum > 0.0);
+            const float rounding = exact ? 0.0 : fma(score, scale_log2, -row_product[in_tile]);
             TESS_STORE_PARTIAL(max_base + in_tile, sum > 0.0 ? score : TESS_LOWEST);
             TESS_STORE_PARTIAL(max_base + args.partial_rows + in_tile, sum * exp2(-rounding));
         } else if (in_tile < used && (TESS_FLAGS & TESS_ARGS_LSE) != 0u) {
