@@ -259,8 +259,8 @@ static tess_status compile(const opencl_device *d, const tess_cache_key *key, co
     return status;
 }
 
-/* NVIDIA's compiler gives tiles so many registers that a multiprocessor has room for two workgroups.
- * With those of three, and CUDA's exponential, they run 13 % faster on an H200. */
+/* NVIDIA's compiler gives tiles so many registers that a multiprocessor has room for two
+ * workgroups. With those of three, and CUDA's exponential, they run 13 % faster on an H200. */
 #define TILES_ON_NVIDIA " -D TESS_ON_NVIDIA -cl-nv-maxrregcount=168"
 
 /* Compiles one instance, once. */

@@ -18,5 +18,4 @@ const tess_backend tess_vulkan_backend = {
     .free = tess_vk_free,
     .copy = tess_vk_copy,
     .wait = tess_vk_wait,
-    .tune = tess_vk_tune,
 };

@@ -83,8 +83,7 @@ list() {
 matrix() {
   list "random problems, 100 repeats" "$1" --random $((random * $2)) --seed 3 --repeats 100
   awk -v want="$random" '/ took [0-9]+ problems$/ { got += $(NF - 1); some = 1 }
-    END { if (some) print "    it took", got; if (some && got < want) print "    fewer than", want }' \
-    "$work/log"
+    END { if (some) print "    it took " got (got < want ? ", fewer than " want : "") }' "$work/log"
 }
 
 # gradients BACKEND: the list, in both orders of additions where there are two, and 100 runs with

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# coopmat.sh CONFORMANCE FOLDER MASKS PROPERTIES: vulkan/coopmat, and beside it the portable kernels,
-# on a lavapipe that has cooperative matrices (newer_mesa.sh), under the validation layer; and its
-# properties without that. It has float16 alone.
+# coopmat.sh CONFORMANCE FOLDER MASKS PROPERTIES: vulkan/coopmat, and beside it the portable
+# kernels, on a lavapipe that has cooperative matrices (newer_mesa.sh), under the validation layer;
+# and its properties without that. It has float16 alone.
 #
 # One property is left out, "large scores of another packed head": the kernel has its products in
 # two places, and lavapipe, which emulates them, does not round both alike. Matrix units do.

@@ -165,8 +165,8 @@ typedef uint4 tess_eight;
 #define TESS_LEAVE_UNLESS(present) \
     if (!(present)) return
 #endif
-/* A compiler that is told how many registers a thread may have (-cl-nv-maxrregcount) does not listen
- * where the size of a workgroup is told as well. */
+/* A compiler that is told how many registers a thread may have (-cl-nv-maxrregcount) does not
+ * listen where the size of a workgroup is told as well. */
 #ifdef TESS_ON_NVIDIA
 #define TESS_SIZE_OF_GROUP(threads)
 #else

@@ -29,15 +29,14 @@ void find_bounds() {
  * row has to be asked. */
 bvec2 kept_by(tess_key key, uint fragment, int sinks, int i_first) {
     const ivec4 least = least_of[fragment], most = most_of[fragment];
-    const uint blocks = min(uint(most.w - least.w), 31u),
-               seen = ((2u << blocks) - 1u) << (uint(least.w - i_first) & 31u);
+    const uint blocks = min(uint(most.w - least.w), 31u), seen = ((2u << blocks) - 1u)
+                                                                 << (uint(least.w - i_first) & 31u);
     const bool sink = key.position < sinks;
-    return bvec2(key.position <= least.x &&
-                     (sink || (key.position >= most.y && key.position <= least.z)) &&
-                     most.w <= key.last_block && (key.bits & seen) == seen,
-                 key.position <= most.x &&
-                     (sink || (key.position >= least.y && key.position <= most.z)) &&
-                     least.w <= key.last_block && (key.bits & seen) != 0u);
+    return bvec2(
+        key.position <= least.x && (sink || (key.position >= most.y && key.position <= least.z)) &&
+            most.w <= key.last_block && (key.bits & seen) == seen,
+        key.position <= most.x && (sink || (key.position >= least.y && key.position <= most.z)) &&
+            least.w <= key.last_block && (key.bits & seen) != 0u);
 }
 
 /* Which elements of a fragment's S are kept, those of its first matrix in the lowest bits. */
@@ -61,8 +60,8 @@ uint find_kept(uint own, uint fragment, uint list, int sinks, int i_first) {
             coopMatLoad(looked_at, places, own, PLACE, ROW_MAJOR);
             OWN_BARRIER
             bits = 0u;
-            [[unroll]] for (uint i = 0u; i < looked_at.length(); i++)
-                bits |= uint(looked_at[i] != 0.0) << i;
+            [[unroll]] for (uint i = 0u; i < looked_at.length(); i++) bits |=
+                uint(looked_at[i] != 0.0) << i;
         }
         kept |= bits << (n * (M * N / SUBGROUP));
     }
