@@ -245,6 +245,10 @@ static tess_status compile(const opencl_device *d, const tess_cache_key *key, co
     return status;
 }
 
+/* NVIDIA's compiler gives tiles so many registers that a multiprocessor has room for two
+ * workgroups. With those of three, and CUDA's exponential, they run 13 % faster on an H200. */
+#define TILES_ON_NVIDIA " -D TESS_ON_NVIDIA -cl-nv-maxrregcount=168"
+
 /* Compiles one instance, once. */
 static tess_status instance(opencl_device *d, uint32_t dtype, const opencl_row *row,
                             const tess_portable_shape *shape, opencl_program **out) {
@@ -254,8 +258,9 @@ static tess_status instance(opencl_device *d, uint32_t dtype, const opencl_row *
     *out = &d->programs[dtype][number][shape - variant->shapes];
     snprintf(options, sizeof options,
              "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_FEW=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D "
-             "TESS_KEYS=%u -D TESS_THREADS=%u",
-             dtype, shape->few, shape->head_dim, shape->rows, shape->keys, shape->threads);
+             "TESS_KEYS=%u -D TESS_THREADS=%u%s",
+             dtype, shape->few, shape->head_dim, shape->rows, shape->keys, shape->threads,
+             d->nv_options && row->variant == &tess_portable && !shape->few ? TILES_ON_NVIDIA : "");
     const tess_cache_key key = key_of(d, tess_opencl_portable, tess_opencl_portable_size, options);
     return compile(d, &key, row->functions[0], shape->threads, *out);
 }

@@ -51,6 +51,7 @@ static tess_status describe(opencl_device *d, const opencl_found *found) {
     for (cl_uint n = 0; n < 2 && nv; n++)
         d->nv[n] = (cl_uint)tess_opencl_number(
             cl, d->device, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV + n, sizeof(cl_uint));
+    d->nv_options = tess_opencl_has(cl, d->device, "cl_nv_compiler_options");
     tess_opencl_intel_find(d);
     /* Only one vendor's devices say so; any other may drive a display. */
     const int told = nv && cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV,

@@ -273,8 +273,6 @@ tess_status tess_vk_matrix_prepare(tess_vk_device *d, const tess_kernel_key *key
                                    const tess_portable_shape *shape, vk_handle *pipeline);
 
 /* table.c */
-/* Which kernels are tried first on which device (docs/tune.md). */
-extern const char tess_vk_tune[];
 
 tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                            tess_kernel_info *info, tess_kernel *kernel);

@@ -5,5 +5,4 @@
 
 extern const tess_backend tess_vulkan_backend;
 
-const tess_backend tess_vulkan_backend = {TESS_BACKEND_FUNCTIONS(tess_vk), .name = "vulkan",
-                                          .tune = tess_vk_tune};
+const tess_backend tess_vulkan_backend = {TESS_BACKEND_FUNCTIONS(tess_vk), .name = "vulkan"};

@@ -42,10 +42,11 @@ enum {
     TEST_SKIPPED = 77,    /* exit status of a test that has nothing to look at */
 };
 
-/* Opens every device found: with `backend`, only those of that backend, or the one of that id;
- * without, software devices only if TESSERA_REQUIRE (a comma list of backends) names them, and not
- * under a sanitizer. Returns 0, or an exit status after printing why: 1 if there is no device at
- * all or one that TESSERA_REQUIRE names is missing, TEST_SKIPPED if there is none of `backend`. */
+/* Opens every device found: with `backend`, only those of that backend, or the one of that id, and
+ * with "BACKEND/KERNEL" that kernel alone, forced by name; without, software devices only if
+ * TESSERA_REQUIRE (a comma list of backends) names them, and not under a sanitizer. Returns 0, or
+ * an exit status after printing why: 1 if there is no device at all or one that TESSERA_REQUIRE
+ * names is missing, TEST_SKIPPED if there is none of `backend`. */
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);
 

@@ -28,6 +28,7 @@
     X(pretend_kernel, void, (int which))                                          \
     X(kernel_runs, long, (void))                                                  \
     X(pretend_shared, void, (unsigned bytes))                                     \
+    X(pretend_threads, void, (unsigned most))                                     \
     X(submits, long, (void))                                                      \
     X(rows, long, (void))                                                         \
     X(signalled, long, (void))                                                    \
