@@ -51,8 +51,8 @@ static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    const char *why = tess_cuda_image_refusal(d, tess_cuda_sm80_images, key, buffer, size);
-    return why || !key ? why : tess_cuda_refusal(key);
+    return tess_cuda_refusal(tess_cuda_image_refusal(d, tess_cuda_sm80_images, key, buffer, size),
+                             key);
 }
 
 /* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more

@@ -20,6 +20,8 @@ static const char *const lines[] = {
     "pattern=dense causal=0 heads=2 head_dim=32 q_len=90 kv_len=333",
     "pattern=window left=30 right=0 sinks=5 heads=3 head_dim=48 q_lens=40,1,70 kv_lens=300,211,70 "
     "dtype=f16",
+    "pattern=s2 block=16 local=3 stride=5 heads=4 kv_heads=2 head_dim=128 q_len=130 kv_len=400 "
+    "kv_split=3 dtype=bf16",
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 

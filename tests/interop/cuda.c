@@ -124,6 +124,10 @@ static void fill_inputs(const app *a, job *j, uint64_t seed) {
     }
 }
 
+static tess_stream submit_to(void *stream) {
+    return (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)stream};
+}
+
 static void job_begin(const app *a, job *j, uint64_t seed) {
     memset(j, 0, sizeof *j);
     j->image = malloc(a->t.parts.size);
@@ -136,8 +140,7 @@ static void job_begin(const app *a, job *j, uint64_t seed) {
     j->run = parts_run(
         &a->t.parts, a->t.plan,
         (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->t.parts.size});
-    j->run.stream =
-        (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)a->stream};
+    j->run.stream = submit_to(a->stream);
 }
 
 /* Copies part `n` out, to memory aligned for its elements. */
@@ -187,40 +190,39 @@ static void job_end(job *j) {
 
 /* ------------------------------------------------------------------ the ways */
 
+/* Runs once, on `stream`, waits if it is the device's own, and reads the results on `reader`. */
+static void check_run(app *a, uint64_t seed, tess_stream stream, void *reader, double *seconds) {
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, seed);
+    j.run.stream = stream;
+    j.run.device_seconds = seconds;
+    assert_ok(tess_run(a->t.plan, &j.run));
+    if (stream.kind == TESS_STREAM_DEFAULT)
+        assert_ok(tess_wait(a->t.device, UINT64_C(60000000000)));
+    job_check(a, &j, reader);
+    job_end(&j);
+}
+
 /* On the application's stream: its later commands see the result without any wait in between. */
 static void test_stream(void **state) {
     app *a = *state;
-    job j;
-    NEEDS_KERNEL(a);
-    job_begin(a, &j, 1);
-    assert_ok(tess_run(a->t.plan, &j.run));
-    job_check(a, &j, a->stream);
-    job_end(&j);
+    check_run(a, 1, submit_to(a->stream), a->stream, NULL);
 }
 
-/* On the device's own stream, which is waited for. */
 static void test_own_stream(void **state) {
     app *a = *state;
-    job j;
-    NEEDS_KERNEL(a);
-    job_begin(a, &j, 2);
-    j.run.stream = (tess_stream){0};
-    assert_ok(tess_run(a->t.plan, &j.run));
-    assert_ok(tess_wait(a->t.device, UINT64_C(60000000000)));
-    job_check(a, &j, a->stream);
-    job_end(&j);
+    check_run(a, 2, (tess_stream){0}, a->stream, NULL);
 }
 
 /* On the legacy default stream. */
-static void test_null_stream(void **state) {
+static void test_null_stream(void **state) { check_run(*state, 3, submit_to(NULL), NULL, NULL); }
+
+static void test_times(void **state) {
     app *a = *state;
-    job j;
-    NEEDS_KERNEL(a);
-    job_begin(a, &j, 3);
-    j.run.stream.handle = 0;
-    assert_ok(tess_run(a->t.plan, &j.run));
-    job_check(a, &j, NULL);
-    job_end(&j);
+    double seconds = -1;
+    check_run(a, 5, submit_to(a->stream), a->stream, &seconds);
+    assert_true(isfinite(seconds) && seconds >= 0);
 }
 
 /* Ranges of jobs on two streams in turn, each waited for. */
@@ -246,19 +248,6 @@ static void test_ranges(void **state) {
     job_end(&j);
     CU(cu.event_destroy(event));
     CU(cu.stream_destroy(streams[1]));
-}
-
-static void test_times(void **state) {
-    app *a = *state;
-    double seconds = -1;
-    job j;
-    NEEDS_KERNEL(a);
-    job_begin(a, &j, 5);
-    j.run.device_seconds = &seconds;
-    assert_ok(tess_run(a->t.plan, &j.run));
-    assert_true(isfinite(seconds) && seconds >= 0);
-    job_check(a, &j, a->stream);
-    job_end(&j);
 }
 
 /* Captures a plan's first run in the strictest mode. The graph reads whatever the buffers hold when
