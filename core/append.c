@@ -155,7 +155,7 @@ static tess_status check_pool(const tess_plan *plan, const tess_append_desc *d, 
 /* ------------------------------------------------------------------ overlaps */
 
 /* The part of a tensor that `part` certainly touches: a tensor that begins with it, and its shape.
- * Of pages all are taken for touched. */
+ * Every page counts as touched. */
 static tess_shape touched_by(const tess_plan *plan, const tess_append_desc *d, const view *x,
                              const tess_touched *part, tess_tensor *tensor) {
     int64_t unit = part->batch, token = part->q_start;
@@ -302,7 +302,7 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     const tess_block_table table = table_of(&d);
     uint64_t table_bytes;
     TESS_RETURN_IF_ERROR(tess_block_table_check(in_append, plan, &table, &table_bytes));
-    /* Without keys no row is one, and there may be no memory for them. */
+    /* Without keys nothing is written, and there may be no memory. */
     if ((!plan->steps && plan->n_sequences == 0) || plan->kv_last < 0) return TESS_OK;
     tess_tables of_step;
     if (plan->steps) TESS_RETURN_IF_ERROR(tess_step_tables(in_append, plan, &d.step, &of_step));

@@ -107,8 +107,8 @@ static uint64_t strips_of(const tess_sequence *sequence, uint32_t strip_rows) {
     return ((uint64_t)sequence->q_len + strip_rows - 1) / strip_rows;
 }
 
-/* Rows of query heads of so many kv heads that about so many of the columns that run at a time are
- * of each. */
+/* How many rows of query heads a section has: those of as many kv heads as it takes for about
+ * `columns` of the columns that run at a time to belong to each. */
 static uint64_t turn_rows(const tess_plan *plan, const tess_columns *x, uint64_t columns) {
     const tess_jobs *jobs = x->jobs;
     const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads;

@@ -95,10 +95,10 @@ static void add_turns(tess_column_walk *w, const tess_head_run *run, const tess_
     }
 }
 
-/* Parts the rows that are held from those of *x, which lie above, where both have rows of a strip:
- * these become rows of one of them where that reads all blocks, else a stretch of their own. What
- * is masked there is more than either had. */
-static void part_stretches(tess_column_walk *w, const tess_head_run *run, tess_stretch *x) {
+/* Separates the rows that are held from those of *x, which lie above, where both have rows of a
+ * strip. Such rows join the one of the two that reads all blocks, or become a stretch of their own.
+ * More is masked there than in either. */
+static void separate_stretches(tess_column_walk *w, const tess_head_run *run, tess_stretch *x) {
     const int64_t strip = w->x->step_rows;
     tess_stretch *held = &w->held;
     const int64_t begin = w->p0 + (x->begin - w->p0) / strip * strip;
@@ -139,7 +139,7 @@ static void add_stretch(tess_column_walk *w, const tess_head_run *run, const tes
     x.end = end;
     x.whole = larger(x.whole, begin);
     if (held->begin < held->end) {
-        part_stretches(w, run, &x);
+        separate_stretches(w, run, &x);
         if (x.begin >= x.end) return;
         if (held->begin < held->end) add_turns(w, run, held);
     }

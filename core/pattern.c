@@ -28,8 +28,8 @@ static tess_wide sum_quotients(int64_t last, int64_t stride) {
 
 /* Sum of tess_vertical_count(end) over 1 <= end <= last. */
 static tess_wide sum_vertical(const tess_head_pattern *pattern, int64_t last) {
-    int64_t top = last - 1 - pattern->first;
-    return top < 0 ? 0 : (tess_wide)(top + 1) + sum_quotients(top, pattern->stride);
+    const int64_t past = last - 1 - pattern->first; /* the first of the list */
+    return past < 0 ? 0 : (tess_wide)(past + 1) + sum_quotients(past, pattern->stride);
 }
 
 /* ------------------------------------------------------------------ membership */

@@ -150,7 +150,7 @@ static uint64_t place_of(const tess_buffer *b) {
     return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
 }
 
-/* Of pages all are taken for touched, and of slots those of as many tokens. */
+/* Every page counts as touched, and the slots of as many tokens. */
 static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
                        const tess_touched *part) {
     const tess_tensor *t = &at->launch->tensor[role];

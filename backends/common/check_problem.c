@@ -5,23 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    HEADS = TESS_CHECK_HEADS,
-    KV_HEADS = TESS_CHECK_KV_HEADS,
-    GROUP = HEADS / KV_HEADS,
-    BLOCK = TESS_CHECK_BLOCK,
-    LOCAL = TESS_CHECK_LOCAL,
-    STRIDE = TESS_CHECK_STRIDE,
-    ROWS = TESS_CHECK_ROWS,
-    KEYS = TESS_CHECK_KEYS,
-    TOKENS = TESS_CHECK_TOKENS,
-    FIRST = KEYS - ROWS, /* position of row 0 */
-    ENTRIES = (TOKENS / BLOCK + STRIDE - 1) / STRIDE,
-    SPARSE = 0, /* classes */
-    DENSE = 1,
-    CLASSES = 2,
-    ALIGN = 256
-};
+enum { HEADS = TESS_CHECK_HEADS, KV_HEADS = TESS_CHECK_KV_HEADS, GROUP = HEADS / KV_HEADS };
+enum { BLOCK = TESS_CHECK_BLOCK, LOCAL = TESS_CHECK_LOCAL, STRIDE = TESS_CHECK_STRIDE };
+enum { ROWS = TESS_CHECK_ROWS, KEYS = TESS_CHECK_KEYS, TOKENS = TESS_CHECK_TOKENS };
+enum { FIRST = KEYS - ROWS /* position of row 0 */ };
+enum { ENTRIES = (TOKENS / BLOCK + STRIDE - 1) / STRIDE, ALIGN = 256 };
+enum { SPARSE, DENSE, CLASSES };
 
 void tess_check_key(uint32_t dtype, int32_t dims, tess_kernel_key *key) {
     *key = (tess_kernel_key){.struct_size = sizeof *key,
@@ -178,17 +167,14 @@ void tess_check_lay_out(uint32_t dtype, int32_t dims, const tess_kernel *const *
     p->workspace_at = place(p, p->workspace_bytes);
 }
 
-static uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float value_of(uint32_t bits) {
+typedef union number {
     float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+    uint32_t bits;
+} number;
+
+static uint32_t bits_of(float value) { return (number){.value = value}.bits; }
+
+static float value_of(uint32_t bits) { return (number){.bits = bits}.value; }
 
 /* Nearly unit-normal, a sum of four, and a multiple of 1/32, which both types hold. */
 static uint16_t element(uint32_t dtype, uint32_t stream, uint64_t index) {

@@ -354,7 +354,7 @@ tess_status tess_driver_mark(void *device, const tess_stream *stream, void **mar
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "no mark on a stream", code);
 }
 
-/* Whatever keeps the driver from telling, the place counts as not passed. */
+/* If the driver cannot tell, the place counts as not passed. */
 tess_status tess_driver_passed(void *device, void *mark) {
     tess_driver_device *d = device;
     void *before = NULL;

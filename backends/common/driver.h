@@ -119,12 +119,13 @@ typedef struct tess_driver_vendor {
 } tess_driver_vendor;
 
 /* The fields of tess_driver_vendor for which a vendor's file has a function, list or constant of
- * the field's name. */
-#define TESS_DRIVER_VENDOR_FIELDS                                                         \
-    .libraries = libraries, .symbols = symbols, .kernels = kernels,                       \
-    .units_attribute = ATTRIBUTE_UNITS, .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,     \
-    .cache_attribute = ATTRIBUTE_CACHE, .enter = enter, .leave = leave, .attach = attach, \
-    .detach = detach, .arch = arch, .image = image, .error_name = error_name, .version = version
+ * the field's name, and what the build names by the vendor. */
+#define TESS_DRIVER_VENDOR_FIELDS(vendor)                                                          \
+    .name = #vendor, .images = tess_##vendor##_images, .libraries = libraries, .symbols = symbols, \
+    .kernels = kernels, .units_attribute = ATTRIBUTE_UNITS,                                        \
+    .time_limit_attribute = ATTRIBUTE_TIME_LIMIT, .cache_attribute = ATTRIBUTE_CACHE,              \
+    .enter = enter, .leave = leave, .attach = attach, .detach = detach, .arch = arch,              \
+    .image = image, .error_name = error_name, .version = version
 
 /* An opened driver; one for each vendor and process. */
 typedef struct tess_driver {

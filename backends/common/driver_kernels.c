@@ -171,17 +171,27 @@ static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, 
 /* The most workgroups of a launch: HIP counts threads, 128 for each workgroup, in 32 bits. */
 enum { MOST_GROUPS = 1 << 24 };
 
-static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
-    const tess_driver_state *state = l->kernel->state;
-    for (uint64_t done = 0; done < l->n_jobs;) {
+/* Fills the arguments of `items` jobs behind the first `skip`. */
+typedef void args_fn(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle,
+                     tess_args *args);
+
+/* Launches a portable kernel that has a workgroup for each job. */
+static tess_status launch_jobs(tess_driver_device *d, const tess_launch *l, void *function,
+                               args_fn *fill, uint32_t threads, void *stream) {
+    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
         tess_args args;
-        const uint64_t items = l->n_jobs - done < MOST_GROUPS ? l->n_jobs - done : MOST_GROUPS;
-        tess_portable_forward_args(l, done, items, 1, &args);
-        TESS_RETURN_IF_ERROR(launch_portable(d, l, state->forward, &args, args.items,
-                                             state->shape->threads, 0, stream));
-        done += items;
+        const uint64_t rest = l->n_jobs - done, items = rest < MOST_GROUPS ? rest : MOST_GROUPS;
+        fill(l, done, items, 1, &args);
+        TESS_RETURN_IF_ERROR(
+            launch_portable(d, l, function, &args, args.items, threads, 0, stream));
     }
     return TESS_OK;
+}
+
+static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    return launch_jobs(d, l, state->forward, tess_portable_forward_args, state->shape->threads,
+                       stream);
 }
 
 static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -215,14 +225,8 @@ static tess_status parts_launch(tess_driver_device *d, const tess_launch *l, voi
     const tess_driver_state *state = l->kernel->state;
     tess_launch as;
     tess_portable_parts(l, &as);
-    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
-        tess_args args;
-        const uint64_t rest = l->n_jobs - done, items = rest < MOST_GROUPS ? rest : MOST_GROUPS;
-        tess_portable_parts_args(&as, done, items, 1, &args);
-        TESS_RETURN_IF_ERROR(launch_portable(d, &as, state->forward, &args, args.items,
-                                             TESS_PARTS_THREADS, 0, stream));
-    }
-    return TESS_OK;
+    return launch_jobs(d, &as, state->forward, tess_portable_parts_args, TESS_PARTS_THREADS,
+                       stream);
 }
 
 const tess_driver_row tess_driver_merge_parts = {
@@ -257,15 +261,8 @@ static tess_status backward_launch(tess_driver_device *d, const tess_launch *l, 
     void *function = state->passes[tess_backward_number(l->stage)];
     tess_launch as;
     tess_backward_stage(l, &as);
-    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
-        tess_args args;
-        const uint64_t rest = l->n_jobs - done, items = rest < MOST_GROUPS ? rest : MOST_GROUPS;
-        tess_backward_args(&as, done, items, 1, &args);
-        TESS_RETURN_IF_ERROR(launch_portable(d, &as, function, &args, args.items,
-                                             tess_backward_threads(state->backward, l->stage), 0,
-                                             stream));
-    }
-    return TESS_OK;
+    return launch_jobs(d, &as, function, tess_backward_args,
+                       tess_backward_threads(state->backward, l->stage), stream);
 }
 
 const tess_driver_row tess_driver_backward = {

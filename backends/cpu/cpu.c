@@ -6,11 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "functions.h"
 #include "object.h"
 
 extern const tess_backend tess_cpu_backend;
 
-static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_info *info) {
+static tess_status tess_cpu_list(const tess_host *host, uint32_t index, tess_device_info *info) {
     if (index > 0)
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
     info->kind = TESS_DEVICE_CPU;
@@ -23,8 +24,8 @@ static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_i
     return TESS_OK;
 }
 
-static tess_status cpu_open(const tess_host *host, uint32_t index, const void *native,
-                            void **device) {
+static tess_status tess_cpu_open(const tess_host *host, uint32_t index, const void *native,
+                                 void **device) {
     if (index > 0)
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
     if (native)
@@ -46,7 +47,7 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
     return TESS_OK;
 }
 
-static void cpu_close(void *device) {
+static void tess_cpu_close(void *device) {
     cpu_device *d = device;
     /* In the child of a fork the pool's threads do not exist, and waiting for them would not
      * end. */
@@ -54,7 +55,7 @@ static void cpu_close(void *device) {
     d->host->free(d->host, d, sizeof *d);
 }
 
-static tess_status cpu_query(void *device, tess_caps *caps) {
+static tess_status tess_cpu_query(void *device, tess_caps *caps) {
     (void)device;
     const uint32_t size = caps->struct_size;
     memset(caps, 0, sizeof *caps);
@@ -69,7 +70,7 @@ static tess_status cpu_query(void *device, tess_caps *caps) {
     return TESS_OK;
 }
 
-static tess_status cpu_alloc(void *device, uint64_t size, tess_buffer *buffer) {
+static tess_status tess_cpu_alloc(void *device, uint64_t size, tess_buffer *buffer) {
     cpu_device *d = device;
     void *pointer = size <= SIZE_MAX ? d->host->alloc(d->host, (size_t)size, 256) : NULL;
     if (!pointer)
@@ -79,38 +80,24 @@ static tess_status cpu_alloc(void *device, uint64_t size, tess_buffer *buffer) {
     return TESS_OK;
 }
 
-static tess_status cpu_free(void *device, tess_buffer *buffer) {
+static tess_status tess_cpu_free(void *device, tess_buffer *buffer) {
     cpu_device *d = device;
     d->host->free(d->host, (void *)(uintptr_t)buffer->handle, (size_t)buffer->size);
     return TESS_OK;
 }
 
-static tess_status cpu_copy(void *device, tess_buffer destination, tess_buffer source,
-                            uint64_t bytes) {
+static tess_status tess_cpu_copy(void *device, tess_buffer destination, tess_buffer source,
+                                 uint64_t bytes) {
     (void)device;
     memmove((char *)(uintptr_t)destination.handle + destination.offset,
             (const char *)(uintptr_t)source.handle + source.offset, (size_t)bytes);
     return TESS_OK;
 }
 
-static tess_status cpu_wait(void *device, uint64_t timeout_ns) {
+static tess_status tess_cpu_wait(void *device, uint64_t timeout_ns) {
     (void)device;
     (void)timeout_ns;
     return TESS_OK; /* launches return when the work is done */
 }
 
-const tess_backend tess_cpu_backend = {
-    .abi = TESS_BACKEND_ABI,
-    .struct_size = sizeof(tess_backend),
-    .name = "cpu",
-    .list = cpu_list,
-    .open = cpu_open,
-    .close = cpu_close,
-    .query = cpu_query,
-    .kernel = tess_cpu_kernel,
-    .launch = tess_cpu_launch,
-    .alloc = cpu_alloc,
-    .free = cpu_free,
-    .copy = cpu_copy,
-    .wait = cpu_wait,
-};
+const tess_backend tess_cpu_backend = {TESS_BACKEND_FUNCTIONS(tess_cpu), .name = "cpu"};

@@ -176,9 +176,7 @@ static const tess_driver_row *const kernels[] = {
     &tess_driver_merge_parts, &tess_driver_prepare,     NULL};
 
 static const tess_driver_vendor vendor = {
-    TESS_DRIVER_VENDOR_FIELDS,
-    .name = "cuda",
-    .images = tess_cuda_images,
+    TESS_DRIVER_VENDOR_FIELDS(cuda),
     .build_hint = "neither nvcc nor clang was found when it was built",
     .enter_call = "cuCtxPushCurrent",
     .arch_call = "cuDeviceGetAttribute",

@@ -37,7 +37,7 @@ const char *tess_cuda_hopper_refusal(const tess_driver_device *d, const tess_dri
                                      const tess_kernel_key *key, char *buffer, size_t size);
 /* Bytes of shared memory that a thread block of the device may have. */
 unsigned tess_cuda_shared_bytes(const tess_driver_device *d);
-/* Lets a function have so much of it; `name` is for messages. */
+/* Allows a function that many bytes; `name` is for messages. */
 tess_status tess_cuda_set_shared(const tess_driver_device *d, void *function, unsigned bytes,
                                  const char *name);
 /* Makes the state of a plan: the forward kernel of a module
@@ -63,19 +63,15 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
         (args)->wide = tess_cuda_wide(l);                                      \
     } while (0)
 
-/* Rows of 16 aligned bytes. `unit`: elements of that many; `batched`: the stride of batches or
- * pages is used. */
+/* Whether a tensor's rows start on 16-byte boundaries. `unit`: elements of 16 bytes; `batched`: the
+ * stride of batches or pages is used. */
 int tess_cuda_is_wide(const tess_tensor *t, int unit, int batched);
-/* Which tensors have rows of 16 aligned bytes, which wide loads and tensor maps need. Bit 0: Q, bit
- * 1: K and V, bit 2: O. */
+/* The tensors whose rows do, which wide loads and tensor maps need. Bit 0: Q, bit 1: K and V, bit
+ * 2: O. */
 uint32_t tess_cuda_wide(const tess_launch *l);
 
-/* Whether a tensor of 16 bits has such rows. `unit`: elements of 16 bytes; `batched`: the stride of
- * batches or pages is used. */
-int tess_cuda_is_wide(const tess_tensor *t, int unit, int batched);
-
-/* Why no kernel for full tiles takes the problem, or NULL. */
-const char *tess_cuda_refusal(const tess_kernel_key *key);
+/* `why` if there is a reason already; else why no kernel for full tiles takes the key, or NULL. */
+const char *tess_cuda_refusal(const char *why, const tess_kernel_key *key);
 
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_cuda_tune[];

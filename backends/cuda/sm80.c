@@ -51,8 +51,8 @@ static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    const char *why = tess_cuda_image_refusal(d, tess_cuda_sm80_images, key, buffer, size);
-    return why || !key ? why : tess_cuda_refusal(key);
+    return tess_cuda_refusal(tess_cuda_image_refusal(d, tess_cuda_sm80_images, key, buffer, size),
+                             key);
 }
 
 /* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more
@@ -92,11 +92,9 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.stages = stages_on(d, x);
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};
-        const int code =
-            d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1,
-                                   shared_bytes(d, x), stream, parameters, NULL);
-        if (code != DRIVER_OK)
-            return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_80", code);
+        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_SM80_MODULE, state->forward, (unsigned)items,
+                                               TESS_SM80_THREADS, shared_bytes(d, x), stream,
+                                               parameters));
         done += items;
     }
     return TESS_OK;

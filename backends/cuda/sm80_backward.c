@@ -119,7 +119,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     return status;
 }
 
-/* Rows of 16 aligned bytes, which wide copies need. */
+/* Whether rows start on 16-byte boundaries, which wide copies need. */
 static uint32_t wide_of(const tess_launch *as) {
     static const uint32_t roles[] = {TESS_ROLE_Q, TESS_ROLE_K,   TESS_ROLE_V,
                                      TESS_ROLE_O, TESS_ROLE_LSE, TESS_ROLE_V_SCALE};

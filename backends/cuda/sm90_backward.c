@@ -38,7 +38,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     if (key->head_dim > instances[INSTANCES - 1].head_dim) return "head_dim is above 128";
     if (key->determinism == 0 && !key->turns)
         return "determinism 0: rows at strides have no turns to add to dQ";
-    return tess_cuda_refusal(key);
+    return tess_cuda_refusal(NULL, key);
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {

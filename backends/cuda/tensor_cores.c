@@ -69,7 +69,8 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
     return status;
 }
 
-const char *tess_cuda_refusal(const tess_kernel_key *key) {
+const char *tess_cuda_refusal(const char *why, const tess_kernel_key *key) {
+    if (why || !key) return why;
     if (key->kv_dtype != key->dtype) return "does not read K and V of 8 bits";
     return tess_portable_refusal(key);
 }

@@ -107,9 +107,7 @@ static const tess_driver_row *const kernels[] = {&tess_driver_portable,
                                                  NULL};
 
 static const tess_driver_vendor vendor = {
-    TESS_DRIVER_VENDOR_FIELDS,
-    .name = "hip",
-    .images = tess_hip_images,
+    TESS_DRIVER_VENDOR_FIELDS(hip),
     .build_hint = "clang 17 or newer and lld were not found when it was built",
     .enter_call = "hipSetDevice",
     .arch_call = "hipGetDeviceProperties",

@@ -25,40 +25,26 @@ typedef struct opencl_row {
     uint32_t most_rows;                    /* of a kv head that it is meant for; 0: any number */
 } opencl_row;
 
+#define FORWARD(name, variant, matrix, most_rows) \
+    { {TESS_OP_FORWARD, name, 0}, variant, {"tess_forward", "tess_merge"}, matrix, most_rows }
+#define OTHER(op, name, ...) \
+    { {op, name, 0}, NULL, {__VA_ARGS__}, NULL, 0 }
+
 /* Best first. The portable kernel for few rows is a row of its own where it is faster than the next
  * one: it reads dense keys at 3.5 TB/s on an H200 for 4 rows of a kv head, where nv_mma reads 2.7,
  * and at 1.0 TB/s for 16, where nv_mma reads 2.4. */
 static const opencl_row kernels[] = {
-    {{TESS_OP_FORWARD, "portable_few", 0},
-     &tess_portable_few,
-     {"tess_forward", "tess_merge"},
-     NULL,
-     4},
-    {{TESS_OP_FORWARD, "nv_mma", 0},
-     NULL,
-     {"tess_forward", "tess_merge"},
-     &tess_opencl_nv_mma_row,
-     0},
-    {{TESS_OP_FORWARD, "intel_dpas", 0},
-     NULL,
-     {"tess_forward", "tess_merge"},
-     &tess_opencl_intel_dpas_row,
-     0},
-    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, {"tess_forward", "tess_merge"}, NULL, 0},
-    {{TESS_OP_FORWARD, "portable_small", 0},
-     &tess_portable_small,
-     {"tess_forward", "tess_merge"},
-     NULL,
-     0},
-    {{TESS_OP_BACKWARD, "portable", 0},
-     NULL,
-     {"tess_backward_delta", "tess_backward_rows", "tess_backward_columns"},
-     NULL,
-     0},
-    {{TESS_OP_APPEND, "append", 0}, NULL, {"tess_append"}, NULL, 0},
-    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, {"tess_copy_pages"}, NULL, 0},
-    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, {"tess_merge_parts"}, NULL, 0},
-    {{TESS_OP_PREPARE, "prepare", 0}, NULL, {"tess_prepare"}, NULL, 0},
+    FORWARD("portable_few", &tess_portable_few, NULL, 4),
+    FORWARD("nv_mma", NULL, &tess_opencl_nv_mma_row, 0),
+    FORWARD("intel_dpas", NULL, &tess_opencl_intel_dpas_row, 0),
+    FORWARD("portable", &tess_portable, NULL, 0),
+    FORWARD("portable_small", &tess_portable_small, NULL, 0),
+    OTHER(TESS_OP_BACKWARD, "portable", "tess_backward_delta", "tess_backward_rows",
+          "tess_backward_columns"),
+    OTHER(TESS_OP_APPEND, "append", "tess_append"),
+    OTHER(TESS_OP_COPY_PAGES, "copy_pages", "tess_copy_pages"),
+    OTHER(TESS_OP_MERGE, "merge_parts", "tess_merge_parts"),
+    OTHER(TESS_OP_PREPARE, "prepare", "tess_prepare"),
 };
 enum { ROWS = sizeof kernels / sizeof *kernels, OPENCL_FEW = OPENCL_VARIANTS - 1 };
 _Static_assert((int)ROWS <= (int)TESS_CHECK_MOST_ROWS, "each row has a place for its check");
@@ -183,7 +169,7 @@ static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_progr
     d->host->free(d->host, binaries[own], sizes[own]);
 }
 
-/* The compiler says no, and not the device. */
+/* The compiler refuses the program, not the device. */
 static int is_refused(cl_int code) {
     return code == CL_BUILD_PROGRAM_FAILURE || code == CL_INVALID_BUILD_OPTIONS ||
            code == CL_COMPILE_PROGRAM_FAILURE || code == CL_LINK_PROGRAM_FAILURE;
@@ -259,6 +245,10 @@ static tess_status compile(const opencl_device *d, const tess_cache_key *key, co
     return status;
 }
 
+/* NVIDIA's compiler gives tiles so many registers that a multiprocessor has room for two
+ * workgroups. With those of three, and CUDA's exponential, they run 13 % faster on an H200. */
+#define TILES_ON_NVIDIA " -D TESS_ON_NVIDIA -cl-nv-maxrregcount=168"
+
 /* Compiles one instance, once. */
 static tess_status instance(opencl_device *d, uint32_t dtype, const opencl_row *row,
                             const tess_portable_shape *shape, opencl_program **out) {
@@ -268,8 +258,9 @@ static tess_status instance(opencl_device *d, uint32_t dtype, const opencl_row *
     *out = &d->programs[dtype][number][shape - variant->shapes];
     snprintf(options, sizeof options,
              "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_FEW=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D "
-             "TESS_KEYS=%u -D TESS_THREADS=%u",
-             dtype, shape->few, shape->head_dim, shape->rows, shape->keys, shape->threads);
+             "TESS_KEYS=%u -D TESS_THREADS=%u%s",
+             dtype, shape->few, shape->head_dim, shape->rows, shape->keys, shape->threads,
+             d->nv_options && row->variant == &tess_portable && !shape->few ? TILES_ON_NVIDIA : "");
     const tess_cache_key key = key_of(d, tess_opencl_portable, tess_opencl_portable_size, options);
     return compile(d, &key, row->functions[0], shape->threads, *out);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "extra.h"
+#include "functions.h"
 #include "object.h"
 #include "polling.h"
 #include <tessera/tessera_opencl.h>
@@ -50,6 +51,7 @@ static tess_status describe(opencl_device *d, const opencl_found *found) {
     for (cl_uint n = 0; n < 2 && nv; n++)
         d->nv[n] = (cl_uint)tess_opencl_number(
             cl, d->device, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV + n, sizeof(cl_uint));
+    d->nv_options = tess_opencl_has(cl, d->device, "cl_nv_compiler_options");
     tess_opencl_intel_find(d);
     /* Only one vendor's devices say so; any other may drive a display. */
     const int told = nv && cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV,
@@ -196,8 +198,8 @@ static tess_status fill(opencl_device *d, uint32_t index, const opencl_found *fo
     return describe(d, found);
 }
 
-static tess_status opencl_open(const tess_host *host, uint32_t index, const void *native,
-                               void **device) {
+static tess_status tess_opencl_open(const tess_host *host, uint32_t index, const void *native,
+                                    void **device) {
     char why[400];
     const cl_api *cl = tess_opencl_api(why, sizeof why);
     if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
@@ -218,13 +220,13 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     return TESS_OK;
 }
 
-static void opencl_close(void *device) { drop(device); }
+static void tess_opencl_close(void *device) { drop(device); }
 
 /* A step of a range is 64 rows by one block of 64 keys at a head_dim of 256: 4 * 64 * 64 * 256
  * FLOP. A device whose kernels may be stopped by the system gets ranges of 0.2 s at the worst speed
  * that is plausible, one multiply and add in a cycle of each compute unit, which is some 20 times
  * slower than the kernel. */
-static tess_status opencl_query(void *device, tess_caps *caps) {
+static tess_status tess_opencl_query(void *device, tess_caps *caps) {
     const opencl_device *d = device;
     tess_portable_caps(TESS_BUFFER_OBJECT, tess_opencl_parallel_jobs(d), caps);
     if (!d->time_limited) return TESS_OK;
@@ -239,7 +241,7 @@ static tess_status opencl_query(void *device, tess_caps *caps) {
 
 static cl_mem mem(const tess_buffer *buffer) { return (cl_mem)(uintptr_t)buffer->handle; }
 
-static tess_status opencl_alloc(void *device, uint64_t size, tess_buffer *buffer) {
+static tess_status tess_opencl_alloc(void *device, uint64_t size, tess_buffer *buffer) {
     const opencl_device *d = device;
     cl_int code = CL_SUCCESS;
     if (size > d->most_bytes || size > SIZE_MAX)
@@ -262,7 +264,7 @@ static tess_status opencl_alloc(void *device, uint64_t size, tess_buffer *buffer
     return TESS_OK;
 }
 
-static tess_status opencl_free(void *device, tess_buffer *buffer) {
+static tess_status tess_opencl_free(void *device, tess_buffer *buffer) {
     const opencl_device *d = device;
     const cl_int code = d->cl->clReleaseMemObject(mem(buffer));
     /* A lost device may answer so. The host's part is released all the same. */
@@ -284,7 +286,8 @@ static tess_status copy_within(const opencl_device *d, const tess_buffer *to,
                : tess_opencl_fail(d->host, "clWaitForEvents", "the copy failed", code);
 }
 
-static tess_status opencl_copy(void *device, tess_buffer to, tess_buffer from, uint64_t bytes) {
+static tess_status tess_opencl_copy(void *device, tess_buffer to, tess_buffer from,
+                                    uint64_t bytes) {
     const opencl_device *d = device;
     if (bytes > SIZE_MAX || to.offset > SIZE_MAX || from.offset > SIZE_MAX)
         return d->host->fail(d->host, TESS_ERROR_INVALID,
@@ -331,7 +334,7 @@ static tess_status poll(const opencl_device *d, cl_event event, uint64_t timeout
     }
 }
 
-static tess_status opencl_wait(void *device, uint64_t timeout_ns) {
+static tess_status tess_opencl_wait(void *device, uint64_t timeout_ns) {
     const opencl_device *d = device;
     cl_event event = NULL;
     cl_int code = d->cl->clEnqueueMarkerWithWaitList(d->queue, 0, NULL, &event);
@@ -353,18 +356,4 @@ static tess_status opencl_wait(void *device, uint64_t timeout_ns) {
     return status;
 }
 
-const tess_backend tess_opencl_backend = {
-    .abi = TESS_BACKEND_ABI,
-    .struct_size = sizeof(tess_backend),
-    .name = "opencl",
-    .list = tess_opencl_list,
-    .open = opencl_open,
-    .close = opencl_close,
-    .query = opencl_query,
-    .kernel = tess_opencl_kernel,
-    .launch = tess_opencl_launch,
-    .alloc = opencl_alloc,
-    .free = opencl_free,
-    .copy = opencl_copy,
-    .wait = opencl_wait,
-};
+const tess_backend tess_opencl_backend = {TESS_BACKEND_FUNCTIONS(tess_opencl), .name = "opencl"};

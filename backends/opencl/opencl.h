@@ -55,6 +55,7 @@ typedef struct opencl_device {
     uint32_t vendor;  /* CL_DEVICE_VENDOR_ID, which most take from the PCI list */
     int may_check;    /* kernels may check themselves: the device or its queue is not wrapped */
     cl_uint nv[2];    /* NVIDIA's compute capability; 0.0: of another vendor */
+    int nv_options;   /* its compiler has those of NVIDIA's */
     opencl_intel intel;
     size_t most_threads;
     uint64_t local_bytes, most_bytes;

@@ -62,8 +62,8 @@ static void find_steps(const tess_vk_run *run, uint32_t role, tess_vk_part *p) {
     p->last_bytes = ((heads - 1) * (uint64_t)t->stride_head + (uint64_t)l->head_dim) * item;
 }
 
-/* What there is of each unit, all of it in one window. Rows and keys are cut where they can be
- * counted in 32 bits, and where it is known how many a job may need. */
+/* What there is of each unit, all of it in one binding range. Rows and keys are cut where they can
+ * be counted in 32 bits, and where it is known how many a job may need. */
 static void find_units(tess_vk_run *run) {
     const tess_launch *l = run->launch;
     const tess_vk_state *s = run->state;
@@ -76,7 +76,7 @@ static void find_units(tess_vk_run *run) {
         run->units[VK_BY_ROW] = (tess_vk_unit){(uint32_t)l->q_tokens, 0, reach};
     if (s->most_keys && l->kv_tokens > 0 && l->kv_tokens < INT32_MAX)
         run->units[VK_BY_KEY] = (tess_vk_unit){(uint32_t)l->kv_tokens, 0, s->most_keys};
-    for (int n = 0; n < VK_UNITS; n++) run->units[n].window = run->units[n].all;
+    for (int n = 0; n < VK_UNITS; n++) run->units[n].bound = run->units[n].all;
 }
 
 _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
@@ -123,7 +123,7 @@ tess_status tess_vk_bind(tess_vk_run *run) {
                                  .item = 4}};
     for (size_t n = 0; n < sizeof own / sizeof *own; n++)
         if (is_bound(&own[n])) run->parts[run->n_parts++] = own[n];
-    return tess_vk_choose_windows(run);
+    return tess_vk_choose_ranges(run);
 }
 
 /* Every binding needs a buffer, also those that this launch does not read: they get the tables, or
@@ -148,8 +148,8 @@ static void write_set(const tess_vk_run *run, vk_handle set, const vk_buffer_ran
 
 void tess_vk_write_sets(const tess_vk_run *run) {
     tess_vk_bound bound;
-    for (uint32_t n = 0; n < run->windows; n++) {
-        tess_vk_bind_window(run, n, &bound);
+    for (uint32_t n = 0; n < run->bind_ranges; n++) {
+        tess_vk_bind_range(run, n, &bound);
         write_set(run, run->resources->sets[n], bound.ranges);
     }
 }

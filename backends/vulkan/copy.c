@@ -119,15 +119,15 @@ void tess_vk_copier_close(tess_vk_device *d) {
     if (c->set_layout) d->vk.DestroyDescriptorSetLayout(d->device, c->set_layout, NULL);
 }
 
-/* ------------------------------------------------------------------ one piece */
+/* ------------------------------------------------------------------ one transfer */
 
-typedef struct piece {
+typedef struct transfer {
     vk_handle source, destination;
     uint64_t from, to, bytes;
     uint64_t by_kernel; /* bytes that the kernel copies, a multiple of 16; the others follow */
-} piece;
+} transfer;
 
-static void record_kernel(tess_vk_device *d, const piece *p) {
+static void record_kernel(tess_vk_device *d, const transfer *p) {
     const tess_vk_copier *c = &d->copier;
     const uint64_t groups = (p->by_kernel - 1) / TESS_COPY_BYTES + 1;
     const uint32_t most = d->found.properties.limits.max_group_count[0],
@@ -149,7 +149,7 @@ static void record_kernel(tess_vk_device *d, const piece *p) {
     d->vk.CmdDispatch(c->commands, width, (uint32_t)((groups + width - 1) / width), 1);
 }
 
-static void record(tess_vk_device *d, const piece *p) {
+static void record(tess_vk_device *d, const transfer *p) {
     static const vk_memory_barrier before = {
         .type = TVK_TYPE_MEMORY_BARRIER,
         .source = TVK_ACCESS_SHADER_WRITE | TVK_ACCESS_TRANSFER_WRITE,
@@ -171,7 +171,7 @@ static void record(tess_vk_device *d, const piece *p) {
 }
 
 /* Copies on the queue and waits. */
-static tess_status copy_piece(tess_vk_device *d, const piece *p) {
+static tess_status copy_once(tess_vk_device *d, const transfer *p) {
     const vk_begin_info begin = {.type = TVK_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                  .flags = TVK_ONE_TIME_SUBMIT};
     tess_vk_copier *c = &d->copier;
@@ -229,15 +229,16 @@ static uint64_t kernel_bytes(tess_vk_device *d, const tess_buffer *destination,
 static tess_status copy_within(tess_vk_device *d, const tess_buffer *destination,
                                const tess_buffer *source, uint64_t bytes) {
     const uint64_t most = kernel_bytes(d, destination, source, bytes);
-    piece p = {source->handle, destination->handle, source->offset, destination->offset, bytes, 0};
-    if (most == 0) return copy_piece(d, &p);
+    transfer p = {
+        source->handle, destination->handle, source->offset, destination->offset, bytes, 0};
+    if (most == 0) return copy_once(d, &p);
     TESS_RETURN_IF_ERROR(make_kernel(d));
     for (uint64_t done = 0; done < bytes; done += p.bytes) {
         p.from = source->offset + done;
         p.to = destination->offset + done;
         p.bytes = bytes - done < most ? bytes - done : most;
         p.by_kernel = p.bytes / 16 * 16;
-        TESS_RETURN_IF_ERROR(copy_piece(d, &p));
+        TESS_RETURN_IF_ERROR(copy_once(d, &p));
     }
     return TESS_OK;
 }
@@ -261,14 +262,15 @@ static tess_status copy_staged(tess_vk_device *d, const tess_buffer *destination
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t chunk = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
         if (up) {
-            const piece p = {
+            const transfer p = {
                 staging->buffer, destination->handle, 0, destination->offset + done, chunk, 0};
             memcpy(staging->mapped, (const char *)(uintptr_t)source->handle + source->offset + done,
                    (size_t)chunk);
-            TESS_RETURN_IF_ERROR(copy_piece(d, &p));
+            TESS_RETURN_IF_ERROR(copy_once(d, &p));
         } else {
-            const piece p = {source->handle, staging->buffer, source->offset + done, 0, chunk, 0};
-            TESS_RETURN_IF_ERROR(copy_piece(d, &p));
+            const transfer p = {
+                source->handle, staging->buffer, source->offset + done, 0, chunk, 0};
+            TESS_RETURN_IF_ERROR(copy_once(d, &p));
             memcpy((char *)(uintptr_t)destination->handle + destination->offset + done,
                    staging->mapped, (size_t)chunk);
         }

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A launch, step by step. Nothing here allocates on our side; what a driver does in
+/* A launch, step by step. Nothing here allocates on our side. A driver may do so in
  * vkUpdateDescriptorSets, while it records into command buffers made with the plan, and in
- * vkQueueSubmit is its own affair.
- */
+ * vkQueueSubmit. */
 #include "launch.h"
 
 /* A run of our own is split so that no submission holds a display's GPU for long. */

@@ -5,7 +5,7 @@
  *   launch.c      the order of the steps
  *   stream.c      the application's stream -> where the commands go
  *   bind.c        tensors, tables, workspace -> descriptors
- *   windows.c     how much is bound at a time, and indices within that
+ *   bind_ranges.c how much is bound at a time, and indices within that
  *   parameters.c  dispatches -> tess_args in the run's parameters
  *   record.c      commands of a run: parameters, barriers, dispatches
  *   submit.c      command buffers of the run -> the queue; device_seconds
@@ -33,12 +33,12 @@ typedef struct tess_vk_target {
     tess_vulkan_record record;
 } tess_vk_target;
 
-/* What windows cut (windows.c), in the order in which it is tried. Rows are those with which jobs
- * begin, and keys those before which packed sequences end. */
+/* What binding ranges cut (bind_ranges.c), in the order in which it is tried. Rows are those with
+ * which jobs begin, and keys those before which packed sequences end. */
 enum { VK_BY_SEQUENCE, VK_BY_ROW, VK_BY_KEY, VK_BY_KV_HEAD, VK_UNITS };
 typedef struct tess_vk_unit {
-    uint32_t all, window;
-    uint64_t reach; /* rows and keys: what jobs need besides those of the window */
+    uint32_t all, bound; /* how many there are, and how many are bound at a time */
+    uint64_t reach;      /* rows and keys: what jobs need besides those that are bound */
 } tess_vk_unit;
 
 /* A buffer of a launch, and the binding that the kernels have for it. */
@@ -74,7 +74,7 @@ typedef struct tess_vk_run {
     tess_vk_part parts[TESS_BINDINGS];
     uint32_t n_parts;
     tess_vk_unit units[VK_UNITS];
-    uint32_t windows;
+    uint32_t bind_ranges;
     uint32_t submissions;
     uint64_t jobs;  /* of each submission but the last */
     uint32_t index; /* of the resources */
@@ -88,15 +88,15 @@ tess_status tess_vk_read_stream(tess_vk_run *run);
 tess_status tess_vk_bind(tess_vk_run *run);
 void tess_vk_write_sets(const tess_vk_run *run);
 
-/* windows.c: how much of it at a time. */
-tess_status tess_vk_choose_windows(tess_vk_run *run);
-void tess_vk_bind_window(const tess_vk_run *run, uint32_t window, tess_vk_bound *bound);
+/* bind_ranges.c: how much of it at a time. */
+tess_status tess_vk_choose_ranges(tess_vk_run *run);
+void tess_vk_bind_range(const tess_vk_run *run, uint32_t bind_range, tess_vk_bound *bound);
 
-/* parameters.c: the forward dispatches of a window are numbered as the submissions are; the merge
- * is last. */
+/* parameters.c: the forward dispatches of a binding range are numbered as the submissions are; the
+ * merge is last. */
 uint64_t tess_vk_submission_jobs(const tess_vk_run *run, uint32_t submission);
 uint32_t tess_vk_merge_number(const tess_vk_run *run);
-uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t window, uint32_t dispatch);
+uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t bind_range, uint32_t dispatch);
 void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands);
 
 /* record.c: a run is its begin, the jobs of each submission, and its end. */

@@ -20,17 +20,17 @@ uint64_t tess_vk_submission_jobs(const tess_vk_run *run, uint32_t submission) {
 
 uint32_t tess_vk_merge_number(const tess_vk_run *run) { return run->state->n_submissions; }
 
-uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t window, uint32_t dispatch) {
+uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t bind_range, uint32_t dispatch) {
     const tess_vk_state *s = run->state;
-    const uint32_t places = run->index * s->most_windows + window;
+    const uint32_t places = run->index * s->most_bind_ranges + bind_range;
     return (places * (s->n_submissions + 1) + dispatch) * s->parameters_stride;
 }
 
-/* A window on its way to the parameters. */
+/* A binding range on its way to the parameters. */
 typedef struct writer {
     const tess_vk_run *run;
     vk_commands commands;
-    uint32_t window;
+    uint32_t bind_range;
     tess_vk_bound bound;
 } writer;
 
@@ -45,7 +45,8 @@ static void set_indices(const writer *w, const tess_portable_tensor *tensors, ui
 static void write(const writer *w, uint32_t dispatch, const void *args, size_t bytes) {
     const tess_vk_run *run = w->run;
     run->device->vk.CmdUpdateBuffer(w->commands, run->state->parameters.buffer,
-                                    tess_vk_parameters_at(run, w->window, dispatch), bytes, args);
+                                    tess_vk_parameters_at(run, w->bind_range, dispatch), bytes,
+                                    args);
 }
 
 static void write_attention(const writer *w, uint32_t dispatch, tess_vk_parameters *p) {
@@ -81,7 +82,7 @@ static void write_parts(const writer *w) {
     write_attention(w, 0, &p);
 }
 
-static void write_window(const writer *w) {
+static void write_range(const writer *w) {
     const tess_vk_run *run = w->run;
     const tess_launch *l = run->launch;
     tess_vk_parameters p = {0};
@@ -101,8 +102,8 @@ static void write_window(const writer *w) {
 void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
     const uint32_t op = run->launch->op;
     writer w = {.run = run, .commands = commands};
-    for (; w.window < run->windows; w.window++) {
-        tess_vk_bind_window(run, w.window, &w.bound);
+    for (; w.bind_range < run->bind_ranges; w.bind_range++) {
+        tess_vk_bind_range(run, w.bind_range, &w.bound);
         if (op == TESS_OP_PREPARE)
             write_prepare(&w);
         else if (tess_is_paging(op))
@@ -110,6 +111,6 @@ void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
         else if (op == TESS_OP_MERGE)
             write_parts(&w);
         else
-            write_window(&w);
+            write_range(&w);
     }
 }

@@ -25,14 +25,14 @@ void tess_vk_record_begin(const tess_vk_run *run, vk_commands commands) {
 /* Workgroups in a grid whose width the device allows. Those past the last item find that out by
  * themselves. */
 static void dispatch(const tess_vk_run *run, vk_commands commands, vk_handle pipeline,
-                     uint32_t window, uint32_t number, uint64_t groups) {
+                     uint32_t bind_range, uint32_t number, uint64_t groups) {
     const tess_vk_device *d = run->device;
     const uint32_t most = d->found.properties.limits.max_group_count[0],
                    width = groups < most ? (uint32_t)groups : most,
-                   parameters = tess_vk_parameters_at(run, window, number);
+                   parameters = tess_vk_parameters_at(run, bind_range, number);
     d->vk.CmdBindPipeline(commands, TVK_BIND_POINT_COMPUTE, pipeline);
     d->vk.CmdBindDescriptorSets(commands, TVK_BIND_POINT_COMPUTE, d->layout, 0, 1,
-                                &run->resources->sets[window], 1, &parameters);
+                                &run->resources->sets[bind_range], 1, &parameters);
     d->vk.CmdDispatch(commands, width, (uint32_t)((groups + width - 1) / width), 1);
 }
 
@@ -42,7 +42,7 @@ void tess_vk_record_jobs(const tess_vk_run *run, vk_commands commands, uint32_t 
     const vk_handle pipeline = l->op == TESS_OP_BACKWARD
                                    ? run->state->stages[tess_backward_number(l->stage)]
                                    : run->state->forward;
-    for (uint32_t w = 0; jobs && w < run->windows; w++)
+    for (uint32_t w = 0; jobs && w < run->bind_ranges; w++)
         dispatch(run, commands, pipeline, w, submission, jobs);
 }
 
@@ -52,7 +52,7 @@ void tess_vk_record_end(const tess_vk_run *run, vk_commands commands) {
     if (l->n_merges && l->n_jobs) /* the merge reads partials */
         barrier(d, commands, TVK_STAGE_COMPUTE, TVK_ACCESS_SHADER_WRITE, TVK_STAGE_COMPUTE,
                 TVK_ACCESS_SHADER_READ | TVK_ACCESS_SHADER_WRITE);
-    for (uint32_t w = 0; l->n_merges && w < run->windows; w++)
+    for (uint32_t w = 0; l->n_merges && w < run->bind_ranges; w++)
         dispatch(run, commands, run->state->merge, w, tess_vk_merge_number(run),
                  l->n_merges * tess_portable_merge_groups(l));
     barrier(d, commands, TVK_STAGE_COMPUTE, TVK_ACCESS_SHADER_WRITE,

@@ -7,10 +7,11 @@
 
 /* Allocates the state, the resources of its runs and their command buffers as one block. */
 static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                   uint32_t windows) {
-    const size_t bytes = sizeof(tess_vk_state) +
-                         max_in_flight * (sizeof(tess_vk_resources) + windows * sizeof(vk_handle) +
-                                          submissions * sizeof(vk_commands));
+                                   uint32_t bind_ranges) {
+    const size_t bytes =
+        sizeof(tess_vk_state) +
+        max_in_flight * (sizeof(tess_vk_resources) + bind_ranges * sizeof(vk_handle) +
+                         submissions * sizeof(vk_commands));
     tess_vk_state *s = d->host->alloc(d->host, bytes, 64);
     if (!s) return NULL;
     memset(s, 0, bytes);
@@ -18,13 +19,13 @@ static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight, ui
     s->bytes = bytes;
     s->max_in_flight = max_in_flight;
     s->n_submissions = submissions;
-    s->most_windows = windows;
+    s->most_bind_ranges = bind_ranges;
     s->resources = (tess_vk_resources *)(s + 1);
     vk_handle *sets = (vk_handle *)(s->resources + max_in_flight);
-    vk_commands *commands = (vk_commands *)(sets + (size_t)max_in_flight * windows);
+    vk_commands *commands = (vk_commands *)(sets + (size_t)max_in_flight * bind_ranges);
     for (uint32_t n = 0; n < max_in_flight; n++) {
         atomic_init(&s->resources[n].state, VK_RESOURCES_FREE);
-        s->resources[n].sets = sets + (size_t)n * windows;
+        s->resources[n].sets = sets + (size_t)n * bind_ranges;
         s->resources[n].commands = commands + (size_t)n * submissions;
     }
     return s;
@@ -32,7 +33,7 @@ static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight, ui
 
 static vk_result make_pool(tess_vk_state *s, const char **call) {
     const tess_vk_device *d = s->device;
-    const uint32_t sets = s->max_in_flight * s->most_windows;
+    const uint32_t sets = s->max_in_flight * s->most_bind_ranges;
     const vk_pool_size sizes[] = {{TVK_DESCRIPTOR_STORAGE_BUFFER, TESS_STORAGE_BUFFERS * sets},
                                   {TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, sets}};
     const vk_descriptor_pool_create_info pool = {.type = TVK_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
@@ -56,7 +57,7 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
     return result;
 }
 
-/* Parameters of every dispatch that all runs may have under way: in each window one for each
+/* Parameters of every dispatch that all runs may have under way: in each binding range one for each
  * submission, and one for the merge. The offset of a place is a dynamic offset, hence the
  * alignment; a uniform block ends at a multiple of 16. */
 static tess_status make_parameters(tess_vk_state *s) {
@@ -65,7 +66,8 @@ static tess_status make_parameters(tess_vk_state *s) {
     const uint64_t align = d->found.properties.limits.min_uniform_align;
     const uint32_t step = align > 16 ? (uint32_t)align : 16;
     s->parameters_stride = ((uint32_t)sizeof(tess_vk_parameters) + step - 1) / step * step;
-    const uint64_t places = (uint64_t)s->max_in_flight * s->most_windows * (s->n_submissions + 1);
+    const uint64_t places =
+        (uint64_t)s->max_in_flight * s->most_bind_ranges * (s->n_submissions + 1);
     return tess_vk_memory_create(d, places * s->parameters_stride,
                                  TVK_BUFFER_UNIFORM | TVK_BUFFER_TRANSFER_DST, local, 2,
                                  &s->parameters);
@@ -95,7 +97,7 @@ static vk_result make_resources(const tess_vk_state *s, tess_vk_resources *r, co
     const vk_fence_create_info fence = {.type = TVK_TYPE_FENCE_CREATE_INFO};
     *call = "vkAllocateDescriptorSets";
     vk_result result = TVK_SUCCESS;
-    for (uint32_t n = 0; n < s->most_windows; n++) {
+    for (uint32_t n = 0; n < s->most_bind_ranges; n++) {
         result = d->vk.AllocateDescriptorSets(d->device, &set, &r->sets[n]);
         if (result != TVK_SUCCESS) return result;
         bind_parameters(s, r->sets[n]);
@@ -134,13 +136,13 @@ static void destroy(tess_vk_state *s) {
 /* A server makes a plan for each batch, and 4 runs of 64 submissions take longer to make than all
  * else of a plan. So the device keeps the resources of the last plans, whose runs have ended. */
 static tess_vk_state *take_spare(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                 uint32_t windows) {
+                                 uint32_t bind_ranges) {
     tess_vk_state *found = NULL;
     pthread_mutex_lock(&d->spare_lock);
     for (int n = 0; n < VK_SPARE_STATES && !found; n++) {
         tess_vk_state *s = d->spare_states[n];
         if (!s || s->max_in_flight != max_in_flight || s->n_submissions != submissions ||
-            s->most_windows != windows)
+            s->most_bind_ranges != bind_ranges)
             continue;
         found = s;
         d->spare_states[n] = NULL;
@@ -170,10 +172,10 @@ void tess_vk_states_close(tess_vk_device *d) {
 }
 
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                 uint32_t windows, tess_vk_state **state) {
+                                 uint32_t bind_ranges, tess_vk_state **state) {
     const char *call = NULL;
-    if ((*state = take_spare(d, max_in_flight, submissions, windows)) != NULL) return TESS_OK;
-    tess_vk_state *s = layout_state(d, max_in_flight, submissions, windows);
+    if ((*state = take_spare(d, max_in_flight, submissions, bind_ranges)) != NULL) return TESS_OK;
+    tess_vk_state *s = layout_state(d, max_in_flight, submissions, bind_ranges);
     if (!s)
         return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u runs",
                              max_in_flight);

@@ -145,10 +145,10 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
     *submissions = wanted < VK_MOST_SUBMISSIONS ? (uint32_t)wanted : VK_MOST_SUBMISSIONS;
 }
 
-/* How many windows a run may be cut into (windows.c): four times as many as its largest tensor
- * would need with strides four times as long as they have to be. Where the key does not know the
- * lengths, a few. */
-static uint32_t most_windows(const tess_vk_device *d, const tess_kernel_key *key) {
+/* How many binding ranges a run may be cut into (bind_ranges.c): four times as many as its largest
+ * tensor would need with strides four times as long as they have to be. Where the key does not know
+ * the lengths, a few. */
+static uint32_t most_bind_ranges(const tess_vk_device *d, const tess_kernel_key *key) {
     enum { SLACK = 4, MOST = 256, UNKNOWN = 16 };
     const double limit = d->found.properties.limits.max_storage_range;
     const double rows =
@@ -159,7 +159,7 @@ static uint32_t most_windows(const tess_vk_device *d, const tess_kernel_key *key
     return SLACK * bytes / limit < MOST ? (uint32_t)(SLACK * bytes / limit) + 1 : MOST;
 }
 
-/* What a window must have of rows and keys besides its own. */
+/* What a binding range must have of rows and keys besides its own. */
 static void find_reach(const tess_kernel_key *key, tess_vk_state *state) {
     if (key->max_q_len <= INT32_MAX / 2) state->most_rows = (uint32_t)key->max_q_len;
     if (key->max_kv_len <= INT32_MAX / 2) state->most_keys = (uint32_t)key->max_kv_len;
@@ -184,7 +184,7 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     TESS_RETURN_IF_ERROR(tess_vk_merge_pipeline(d, key->dtype, &merge));
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
     TESS_RETURN_IF_ERROR(tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1,
-                                              submissions, most_windows(d, key), &state));
+                                              submissions, most_bind_ranges(d, key), &state));
     find_reach(key, state);
     state->forward = forward;
     state->merge = merge;
@@ -208,7 +208,7 @@ static tess_status prepare_backward(tess_vk_device *d, const tess_kernel_key *ke
         TESS_RETURN_IF_ERROR(tess_vk_backward_pipeline(d, shape, key->dtype, n, &stages[n]));
     find_submissions(d, key, shape->tile, &jobs_per_submission, &submissions);
     TESS_RETURN_IF_ERROR(tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions,
-                                              most_windows(d, key), &state));
+                                              most_bind_ranges(d, key), &state));
     find_reach(key, state);
     memcpy(state->stages, stages, sizeof stages);
     state->jobs_per_submission = jobs_per_submission;

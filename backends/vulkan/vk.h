@@ -221,7 +221,7 @@ enum {
 typedef struct tess_vk_resources {
     atomic_int state;
     vk_handle pool, fence;
-    vk_handle *sets;       /* one for each window */
+    vk_handle *sets;       /* one for each binding range */
     vk_commands *commands; /* one for each submission */
     /* RECORDED: the event that frees them. Both 0: they are taken until the plan is released. */
     vk_handle until_semaphore, until_fence;
@@ -235,7 +235,7 @@ typedef struct tess_vk_state {
     /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
     uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */
-    uint32_t most_windows;                 /* of a run: windows.c */
+    uint32_t most_bind_ranges;             /* of a run: bind_ranges.c */
     uint32_t most_rows, most_keys;         /* of a sequence; 0: not known */
     uint64_t jobs_per_submission;          /* 0: no limit */
     tess_vk_memory parameters;             /* of all dispatches of all runs: parameters.c */
@@ -245,7 +245,7 @@ typedef struct tess_vk_state {
 } tess_vk_state;
 
 tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
-                                 uint32_t windows, tess_vk_state **state);
+                                 uint32_t bind_ranges, tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
 /* Destroys those that were kept. */
 void tess_vk_states_close(tess_vk_device *d);
@@ -273,8 +273,6 @@ tess_status tess_vk_matrix_prepare(tess_vk_device *d, const tess_kernel_key *key
                                    const tess_portable_shape *shape, vk_handle *pipeline);
 
 /* table.c */
-/* Which kernels are tried first on which device (docs/tune.md). */
-extern const char tess_vk_tune[];
 
 tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                            tess_kernel_info *info, tess_kernel *kernel);

@@ -442,58 +442,6 @@ typedef struct tess_layout_info {
 
 TESS_API tess_status tess_layout_query(const tess_layout *layout, tess_layout_info *info);
 
-/*
- * A compact KV cache keeps of each kv head only the blocks that one of its query heads can still
- * see. A *slot* is the place of one block of one kv head in it.
- *
- * Some blocks stay for good, the *fixed* ones: those that are strided for some query head of the kv
- * head (S2), and those of the sinks (WINDOW). The others are read for the last time within `local`
- * blocks, and share a *ring* of slots. Of the blocks below j let s be fixed and n not. Then the
- * slot of block j is
- *
- *     min(n, ring) + s                                           if j is fixed
- *     that of block number n mod ring among those not fixed      if not
- *     ring = w - (the fewest fixed blocks among any w in a row)
- *     w    = local + ceil(max_chunk / block)
- *     local of a window is ceil(left / block) + 1
- *
- * So slot = block until the ring is full, no slot is unused, and a longer sequence only adds slots.
- * None of this depends on max_tokens. Everything is fixed, and slot = block, for kv heads with a
- * dense head or with heads of all residues, and in layouts that are not KV-efficient. For a
- * KV-efficient mask of the caller's (BLOCKS) the layout chooses `local`, and with it which blocks
- * are fixed, so that fixed slots and ring are fewest together; ring = w then.
- *
- * The ring promises: a query at position p finds all of its keys as long as no key past position
- * p + max_chunk was ever written. So a sequence may take max_chunk tokens at once, and kv_len may
- * fall by max_chunk below the longest that it was, as drafts are rejected. One token more is the
- * caller's fault, and nothing tells: the library keeps no state of a cache.
- */
-
-/*
- * blocks_kept:      the fixed blocks and the last `local` ones, each counted once: what some query
- *                   head can still see at the end.
- * blocks_allocated: the slots that max_tokens tokens take, at most `blocks`.
- */
-typedef struct tess_kv_info {
-    uint32_t struct_size;
-    uint32_t reserved;        /* 0 */
-    int64_t blocks;           /* ceil(max_tokens / block) */
-    int64_t blocks_kept;      /* fixed blocks and the last local ones */
-    int64_t blocks_allocated; /* slots: slots_fixed + slots_ring */
-    int64_t slots_fixed;      /* slots that are never reused */
-    int64_t slots_ring;       /* slots of the ring that so many tokens fill */
-} tess_kv_info;
-
-/* KV storage that one kv head needs for max_tokens tokens when blocks that no head can see again
- * are dropped.
- * INVALID: kv_head out of range. */
-TESS_API tess_status tess_layout_kv(const tess_layout *layout, int32_t kv_head, tess_kv_info *info);
-
-/* The slot in which kv head `kv_head` keeps key block `block`.
- * INVALID: out of range. */
-TESS_API tess_status tess_layout_slot(const tess_layout *layout, int32_t kv_head, int64_t block,
-                                      int64_t *slot);
-
 /* Writes row[j] for every key block j in [0, n_blocks): 1 if `head` keeps any pair of a query of
  * block `query_block` and a key of block j, else 0. Positions are 0 .. max_tokens - 1.
  * `row_blocks` is the capacity of `row`, at least n_blocks. */
@@ -637,7 +585,7 @@ enum {
  *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
  *
  * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of a whole step.
- * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
+ * page:          K and V lie in pages of that many tokens, which a table names: tess_run_desc. With
  *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
  *                packed, and cu_kv_lens tells only how many keys each sequence has.
  */
@@ -677,6 +625,23 @@ typedef struct tess_plan_desc {
 TESS_API tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
                                       const tess_plan_desc *desc, tess_plan **plan);
 TESS_API void tess_plan_release(tess_plan *plan);
+
+/* Releases a plan in the order of a stream, for training and serving on packed batches, which have
+ * new lengths and so new plans in every step. tess_plan_release gives a plan's tables back to the
+ * driver, which may wait until the device is idle. Here nothing waits: a later plan on the device
+ * takes the tables' memory once the stream is past the runs so far. New tables are copied before
+ * tess_plan_create returns, behind nothing but the device's own queue.
+ *
+ * plan:   all of its runs are on the stream, or on others for which the stream waits already. NULL
+ *         is ignored.
+ * stream: [NULL: the device's own queue] of kind DEFAULT or SUBMIT, without `extra`, and not being
+ *         captured. A plan is released after the graphs that its runs were captured into.
+ *
+ * A device keeps tables of 64 plans and 256 MiB at most, until it is released. What is more goes
+ * back at once, as with tess_plan_release; and so does all on devices but those of CUDA and HIP,
+ * which wait for the device when memory is freed.
+ * INVALID: the stream. The plan is not released then. */
+TESS_API tess_status tess_plan_release_after(tess_plan *plan, const tess_stream *stream);
 
 /*
  * n_jobs:      attention jobs and, after them, merge jobs: what tess_run's range counts. With

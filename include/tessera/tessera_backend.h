@@ -104,7 +104,7 @@ typedef struct tess_caps {
  * Everything that decides which kernel serves a plan, or some of its sequences.
  *
  * A kernel that is not meant for long queries says so in tess_kernel_info.most_rows, for the key at
- * hand. It gets the sequences with at most so many rows, if there are any, and the core goes on
+ * hand. It gets the sequences with at most that many rows, if any, and the core goes on
  * with the rows below for the others. The kernel that is made ready is asked with max_q_len of its
  * own sequences. In batch-invariant plans max_kv_len and batch are the largest there can be, and
  * so is max_q_len when a kernel is made ready: the longest that most_rows allows. Before that, a

@@ -93,25 +93,6 @@ enum {
     TESS_PLAN_DKV_ADD = 1u << 7, /* d_k and d_v are added to; float32 only */
 };
 
-/* ------------------------------------------------------------------------- lengths of every step
- *
- * Training on packed batches has new lengths, and so new plans, in every step. tess_plan_release
- * gives a plan's tables back to the driver, which may wait until the device is idle. This function
- * releases a plan, forward or backward, in the order of a stream instead. Nothing waits: a later
- * plan on the device takes the tables' memory once the stream is past the runs so far. New tables
- * are copied before tess_plan_create returns, behind nothing but the device's own queue.
- *
- * plan:   all of its runs are on the stream, or on others for which the stream waits already. NULL
- *         is ignored.
- * stream: [NULL: the device's own queue] of kind DEFAULT or SUBMIT, without `extra`, and not being
- *         captured. A plan is released after the graphs that its runs were captured into.
- *
- * A device keeps tables of 64 plans and 256 MiB at most, until it is released. What is more goes
- * back at once, as with tess_plan_release; and so does all on devices but those of CUDA and HIP,
- * which wait for the device when memory is freed.
- * INVALID: the stream. The plan is not released then. */
-TESS_API tess_status tess_plan_release_after(tess_plan *plan, const tess_stream *stream);
-
 #ifdef __cplusplus
 }
 #endif

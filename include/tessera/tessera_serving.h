@@ -6,6 +6,8 @@
  * The cache is no object of the library's: it is memory of the application's, in tensors that the
  * descriptors of tess_run and of these functions name.
  *
+ *     tess_layout_kv, tess_layout_slot
+ *                       which key blocks a compact cache keeps, and where
  *     tess_layout_storage, tess_layout_pages
  *                       which kv heads share pools, and how many pages a length takes
  *     tess_append       writes the new keys of a step, before tess_run reads the cache
@@ -20,6 +22,58 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/*
+ * A compact KV cache keeps of each kv head only the blocks that one of its query heads can still
+ * see. A *slot* is the place of one block of one kv head in it.
+ *
+ * Some blocks stay for good, the *fixed* ones: those that are strided for some query head of the kv
+ * head (S2), and those of the sinks (WINDOW). The others are read for the last time within `local`
+ * blocks, and share a *ring* of slots. Of the blocks below j let s be fixed and n not. Then the
+ * slot of block j is
+ *
+ *     min(n, ring) + s                                           if j is fixed
+ *     that of block number n mod ring among those not fixed      if not
+ *     ring = w - (the fewest fixed blocks among any w in a row)
+ *     w    = local + ceil(max_chunk / block)
+ *     local of a window is ceil(left / block) + 1
+ *
+ * So slot = block until the ring is full, no slot is unused, and a longer sequence only adds slots.
+ * None of this depends on max_tokens. Everything is fixed, and slot = block, for kv heads with a
+ * dense head or with heads of all residues, and in layouts that are not KV-efficient. For a
+ * KV-efficient mask of the caller's (BLOCKS) the layout chooses `local`, and with it which blocks
+ * are fixed, so that fixed slots and ring are fewest together; ring = w then.
+ *
+ * The ring promises: a query at position p finds all of its keys as long as no key past position
+ * p + max_chunk was ever written. So a sequence may take max_chunk tokens at once, and kv_len may
+ * fall by max_chunk below the longest that it was, as drafts are rejected. One token more is the
+ * caller's fault, and nothing tells: the library keeps no state of a cache.
+ */
+
+/*
+ * blocks_kept:      the fixed blocks and the last `local` ones, each counted once: what some query
+ *                   head can still see at the end.
+ * blocks_allocated: the slots that max_tokens tokens take, at most `blocks`.
+ */
+typedef struct tess_kv_info {
+    uint32_t struct_size;
+    uint32_t reserved;        /* 0 */
+    int64_t blocks;           /* ceil(max_tokens / block) */
+    int64_t blocks_kept;      /* fixed blocks and the last local ones */
+    int64_t blocks_allocated; /* slots: slots_fixed + slots_ring */
+    int64_t slots_fixed;      /* slots that are never reused */
+    int64_t slots_ring;       /* slots of the ring that max_tokens fill */
+} tess_kv_info;
+
+/* KV storage that one kv head needs for max_tokens tokens when blocks that no head can see again
+ * are dropped.
+ * INVALID: kv_head out of range. */
+TESS_API tess_status tess_layout_kv(const tess_layout *layout, int32_t kv_head, tess_kv_info *info);
+
+/* The slot in which kv head `kv_head` keeps key block `block`.
+ * INVALID: out of range. */
+TESS_API tess_status tess_layout_slot(const tess_layout *layout, int32_t kv_head, int64_t block,
+                                      int64_t *slot);
 
 /*
  * kv heads with equal rings and equally many fixed blocks make a *storage group*. They share a pool

@@ -275,7 +275,7 @@ typedef struct tess_step_plan {
     uint32_t max_parts;                 /* [0: not so] equal parts, at most this many */
     uint32_t short_length, long_length; /* [0: not so] key blocks of a first part, by q_len */
     uint32_t chooses;                   /* 1: by the rule of docs/design.md */
-    uint32_t length_step;               /* a chosen length is a multiple of so many blocks */
+    uint32_t length_step;               /* a chosen length is a multiple of this many blocks */
     uint32_t workers, step_keys;        /* tess_kernel_costs, and below in ticks */
     uint32_t step_ticks, job_ticks, merge_ticks, part_ticks;
     uint32_t partial_ticks; /* writing and reading a partial result */

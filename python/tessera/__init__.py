@@ -5,8 +5,8 @@
 
     o = tessera.attention(q, k, v, tessera.S2(block=64, local=8, stride=16))
 
-`attention` and `merge` are PyTorch's, `tessera.numpy` serves NumPy and whatever speaks DLPack.
-docs/python.md is the page about all of it.
+`attention`, `merge` and `KVCache` are PyTorch's, `tessera.numpy` serves NumPy and whatever speaks
+DLPack. docs/python.md is the page about all of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from ._errors import (
 )
 from ._native import load
 from ._plans import CacheInfo, cache_clear, cache_info, cache_limits
+from ._ranks import Assignment, assign_heads
 from ._runtime import info
 from .patterns import S2, Blocks, Dense, Info, Pattern, Window
 
 if TYPE_CHECKING:
     from ._attention import attention, merge
+    from ._cache import KVCache
 else:
     # PyTorch's operators are registered here, so that saved programs find them. Without PyTorch
     # everything else works.
@@ -47,13 +49,19 @@ else:
         def merge(*_arguments, **_options):
             raise Unavailable(f"tessera.merge: PyTorch is needed: {_missing}")
 
+        class KVCache:
+            def __init__(self, *_arguments, **_options):
+                raise Unavailable(f"tessera.KVCache: PyTorch is needed: {_missing}")
+
     else:
         from ._attention import attention, merge
+        from ._cache import KVCache
 
 __version__ = "0.1.0"
 
 __all__ = [
     "S2",
+    "Assignment",
     "Blocks",
     "Busy",
     "CacheInfo",
@@ -63,6 +71,7 @@ __all__ = [
     "Error",
     "Info",
     "InvalidArgument",
+    "KVCache",
     "NativeError",
     "OutOfMemory",
     "Pattern",
@@ -71,6 +80,7 @@ __all__ = [
     "Unsupported",
     "VersionMismatch",
     "Window",
+    "assign_heads",
     "attention",
     "cache_clear",
     "cache_info",

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch.autograd import forward_ad
 
-from . import _errors, _operator, patterns
+from . import _cache_steps, _errors, _operator, _runs, _shapes, patterns
+from ._cache import KVCache
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Tensor = torch.Tensor
 Lengths = Sequence[int] | torch.Tensor | None
@@ -18,10 +22,28 @@ Layout = Literal["bshd", "bhsd", "thd"]
 _DENSE = patterns.Dense()
 # Whether code runs within a transform of torch.func; PyTorch's own autograd.Function asks it.
 _transformed = torch._C._are_functorch_transforms_active
+# Whether a mode looks at functions or operators, or torch.jit.trace or the profiler does.
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_traced = torch._C._is_tracing
+_profiled = torch._C._autograd._profiler_enabled
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-class _Attention(torch.autograd.Function):
-    """Forward and backward as two operators."""
+def _observed() -> bool:
+    """Whether someone looks at operators, and gets ours; everyone else is faster without."""
+    return (
+        torch.compiler.is_compiling()
+        or _dispatch_modes() != 0
+        or _function_modes() != 0
+        or _jit_traced()
+        or _profiled()
+    )
+
+
+class _Direct(torch.autograd.Function):
+    """Forward and backward past the operators. Lengths are bytes; with the words they are one
+    argument each, because every argument of a Function costs time."""
 
     @staticmethod
     def forward(
@@ -29,15 +51,43 @@ class _Attention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        spec: str,
-        layout: str,
-        scale: float | None,
-        flags: int,
-        *lengths: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        o, lse = _operator.forward(
-            q, k, v, spec, layout, scale, _operator.WANT_LSE, *lengths
-        )
+        words: _runs.Words,
+        lengths: _shapes.Lengths | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        o, lse = _runs.forward(q, k, v, words, lengths)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.call = words, lengths
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> Any:
+        if d_o is None and d_lse is None:
+            return None, None, None, None, None
+        wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
+        words, lengths = ctx.call
+        plain = (d_o is None or type(d_o) in _PLAIN) and (d_lse is None or type(d_lse) in _PLAIN)
+        if not plain or torch.is_grad_enabled() or _observed():
+            tensors = _runs.as_tensors(lengths)
+            made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
+        else:
+            made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
+        return *made, None, None
+
+
+# Past the part of apply that is for transforms of torch.func, which are refused before.
+_direct = super(torch.autograd.Function, _Direct).apply
+
+
+class _Observed(torch.autograd.Function):
+    """Forward and backward as two operators."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor,
+        spec: str, layout: str, scale: float | None, flags: int, *lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        o, lse = _operator.forward(q, k, v, spec, layout, scale, _runs.WANT_LSE, *lengths)
         ctx.save_for_backward(q, k, v, o, lse, *lengths)
         ctx.words = (spec, layout, scale, flags)
         ctx.set_materialize_grads(False)
@@ -49,17 +99,25 @@ class _Attention(torch.autograd.Function):
         if d_o is None and d_lse is None:
             return (None,) * len(wanted)
         q, k, v, o, lse, *lengths = ctx.saved_tensors
-        d_q, d_k, d_v = _Gradient.apply(
-            d_o, d_lse, q, k, v, o, lse, wanted[0], wanted[1], wanted[2], *ctx.words, *lengths
-        ) if torch.is_grad_enabled() else _operator.backward(
-            d_o, d_lse, q, k, v, o, lse, wanted[0], wanted[1], wanted[2], *ctx.words, *lengths
+        made = _operator_gradients(
+            d_o, d_lse, (q, k, v, o, lse), wanted[:3], ctx.words, lengths
         )
-        return (
-            d_q if wanted[0] else None,
-            d_k if wanted[1] else None,
-            d_v if wanted[2] else None,
-            *(None,) * (len(wanted) - 3),
-        )
+        return *made, *(None,) * (len(wanted) - 3)
+
+
+def _operator_gradients(
+    d_o: Tensor | None,
+    d_lse: Tensor | None,
+    saved: _runs.Saved,
+    wanted: _runs.Wanted,
+    words: _runs.Words,
+    lengths: Sequence[Tensor | None],
+) -> _runs.Gradients:
+    """Gradients by the operator; None where none is wanted."""
+    arguments = (d_o, d_lse, *saved, *wanted, *words, *lengths)
+    compute = _Gradient.apply if torch.is_grad_enabled() else _operator.backward
+    d_q, d_k, d_v = compute(*arguments)
+    return d_q if wanted[0] else None, d_k if wanted[1] else None, d_v if wanted[2] else None
 
 
 class _Gradient(torch.autograd.Function):
@@ -76,59 +134,34 @@ class _Gradient(torch.autograd.Function):
         )
 
 
-def _tensor(name: str, given: Lengths) -> Tensor | None:
-    """Lengths as a tensor."""
-    if given is None or isinstance(given, torch.Tensor):
-        return given
-    try:
-        made = torch.tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        made = None
-    if made is None or made.dim() != 1 or (made.dtype != torch.int64 and made.numel()):
-        raise TypeError(
-            f"attention: {name}: a list of integers or a tensor is needed, got {given!r}"
-        )
-    return made.to(torch.int64)
+class _Options(TypedDict, total=False):
+    layout: Layout
+    scale: float | None
+    cu_seqlens_q: Lengths
+    cu_seqlens_k: Lengths
+    q_lens: Lengths
+    kv_lens: Lengths
+    q_first: Lengths
+    kv_first: Lengths
+    deterministic: bool
+    cache: KVCache | None
+    layer: int
 
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: patterns.Pattern = ...,
-    *,
-    layout: Layout = ...,
-    scale: float | None = ...,
-    cu_seqlens_q: Lengths = ...,
-    cu_seqlens_k: Lengths = ...,
-    q_lens: Lengths = ...,
-    kv_lens: Lengths = ...,
-    q_first: Lengths = ...,
-    kv_first: Lengths = ...,
+    q: Tensor, k: Tensor, v: Tensor, pattern: patterns.Pattern = ..., *,
     return_lse: Literal[False] = ...,
-    deterministic: bool = ...,
-) -> Tensor: ...
+    **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: patterns.Pattern = ...,
-    *,
-    layout: Layout = ...,
-    scale: float | None = ...,
-    cu_seqlens_q: Lengths = ...,
-    cu_seqlens_k: Lengths = ...,
-    q_lens: Lengths = ...,
-    kv_lens: Lengths = ...,
-    q_first: Lengths = ...,
-    kv_first: Lengths = ...,
+    q: Tensor, k: Tensor, v: Tensor, pattern: patterns.Pattern = ..., *,
     return_lse: Literal[True],
-    deterministic: bool = ...,
-) -> tuple[Tensor, Tensor]: ...
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def attention(
@@ -137,18 +170,14 @@ def attention(
     v: Tensor,
     pattern: patterns.Pattern = _DENSE,
     *,
-    layout: Layout = "bshd",
-    scale: float | None = None,
-    cu_seqlens_q: Lengths = None,
-    cu_seqlens_k: Lengths = None,
-    q_lens: Lengths = None,
-    kv_lens: Lengths = None,
-    q_first: Lengths = None,
-    kv_first: Lengths = None,
-    return_lse: bool = False,
-    deterministic: bool = True,
+    layout: Layout = "bshd", scale: float | None = None,
+    cu_seqlens_q: Lengths = None, cu_seqlens_k: Lengths = None,
+    q_lens: Lengths = None, kv_lens: Lengths = None,
+    q_first: Lengths = None, kv_first: Lengths = None,
+    return_lse: bool = False, deterministic: bool = True,
+    cache: KVCache | None = None, layer: int = 0,
     **refused: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Softmax attention in which every head keeps the keys that its pattern keeps.
 
     q: [batch, tokens, heads, head_dim] with layout "bshd", [batch, heads, tokens, head_dim] with
@@ -166,6 +195,10 @@ def attention(
         kv_first is a multiple of the pattern's block.
     return_lse: the logarithm of the sum of exponentials of scores as well.
     deterministic: gradients have the same bits every time. Without it they may be faster.
+    cache: k and v are new tokens of its sequences: they are appended, and q attends to all tokens
+        there are. q_lens (or cu_seqlens_q of "thd") says how many are new in each; other lengths
+        are the cache's own. No gradients. See KVCache.
+    layer: of the cache. The call of layer 0 begins a step, and the other layers follow.
 
     Lengths are lists or tensors of integers. Those on a CUDA device are copied to the host, once
     for each version of the tensor; that waits for the device. Each set of lengths has a plan of its
@@ -180,20 +213,41 @@ def attention(
     """
     if refused:
         _refuse(refused)
+    if cache is not None:
+        others = (cu_seqlens_k, kv_lens, q_first, kv_first)
+        o, found = _cached(
+            q, k, v, pattern, layout, scale, q_lens, cu_seqlens_q, others, return_lse, cache, layer
+        )
+        return o if found is None else (o, found)
     try:
-        spec = pattern.spec
+        spec = pattern._spec
+        here = q.is_cuda or q.is_cpu
         kind = "cuda" if q.is_cuda else "cpu"
         if torch.is_autocast_enabled(kind):
             q, k, v = _autocast(kind, q, k, v)
-        needs = q.requires_grad | k.requires_grad | v.requires_grad
+        graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
     except AttributeError:
         _types(q, k, v, pattern)
         raise
-    if not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0):
-        _no_transforms(q, k, v)
-    flags = 0 if deterministic else _operator.ANY_ORDER
+    if torch.compiler.is_compiling():
+        observed = True
+    else:
+        if type(scale) is not float and scale is not None:
+            scale = _number(scale)
+        if layout not in _shapes.LAYOUTS:
+            raise _shapes.wrong_layout(layout)
+        plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+        if not plain:
+            _types(q, k, v, pattern)
+        observed = not (
+            here and plain and _dispatch_modes() == 0 and _function_modes() == 0
+        ) or _jit_traced() or _profiled()
+        if _transformed() or forward_ad._current_level >= 0:
+            _no_transforms(q, k, v)
+    flags = 0 if deterministic else _runs.ANY_ORDER
     if flags and torch.are_deterministic_algorithms_enabled():
         _alert()
+    given: tuple[Lengths, ...]
     if (
         cu_seqlens_q is None
         and q_lens is None
@@ -202,22 +256,71 @@ def attention(
         and cu_seqlens_k is None
         and kv_first is None
     ):
-        lengths: tuple[Tensor | None, ...] = ()
+        given = ()
     else:
-        lengths = (
-            _tensor("cu_seqlens_q", cu_seqlens_q),
-            _tensor("cu_seqlens_k", cu_seqlens_k),
-            _tensor("q_lens", q_lens),
-            _tensor("kv_lens", kv_lens),
-            _tensor("q_first", q_first),
-            _tensor("kv_first", kv_first),
+        given = (cu_seqlens_q, cu_seqlens_k, q_lens, kv_lens, q_first, kv_first)
+    if graph:
+        flags |= _runs.WANT_LSE
+    else:  # the order of gradients means nothing
+        flags = _runs.WANT_LSE if return_lse else 0
+    lse: Tensor | None
+    if observed:
+        tensors = map(_runs.as_tensor, _shapes.NAMES, given)
+        run = _Observed.apply if graph else _operator.forward
+        o, lse = run(q, k, v, spec, layout, scale, flags, *tensors)
+    else:
+        lengths = _runs.lengths(q, given) if given else None
+        run = _direct if graph else _runs.forward
+        o, lse = run(q, k, v, (spec, layout, scale, flags), lengths)
+    return (o, lse) if return_lse else o  # type: ignore[return-value]
+
+
+def _number(scale: Any) -> float:
+    if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
+        raise TypeError(f"attention: scale: a number is needed, got {scale!r}")
+    return float(scale)
+
+
+def _cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: patterns.Pattern,
+    layout: str,
+    scale: float | None,
+    q_lens: Lengths,
+    cu_seqlens_q: Lengths,
+    others: tuple[Lengths, ...],
+    return_lse: bool,
+    cache: KVCache,
+    layer: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with a cache."""
+    if not isinstance(cache, KVCache):
+        raise TypeError(
+            f"attention: cache: a tessera.KVCache is needed, got {type(cache).__name__}"
         )
-    if needs and torch.is_grad_enabled():
-        o, lse = _Attention.apply(q, k, v, spec, layout, scale, flags, *lengths)
-    else:
-        want = _operator.WANT_LSE if return_lse else 0
-        o, lse = _operator.forward(q, k, v, spec, layout, scale, want, *lengths)
-    return (o, lse) if return_lse else o
+    if not isinstance(pattern, patterns.Pattern):
+        _types(q, k, v, pattern)
+    if pattern is not _DENSE and pattern != cache.pattern:
+        raise _errors.InvalidArgument(
+            f"attention: pattern: that of the cache, {cache.pattern!r}, is needed, got {pattern!r}"
+        )
+    for name, given in zip(
+        ("cu_seqlens_k", "kv_lens", "q_first", "kv_first"), others, strict=True
+    ):
+        if given is not None:
+            raise _errors.InvalidArgument(
+                f"attention: {name}: not together with cache, which has its own lengths"
+            )
+    if torch.compiler.is_compiling():
+        raise _errors.Unsupported("attention: cache: torch.compile is not supported")
+    kind = cache.device.type
+    if torch.is_autocast_enabled(kind):
+        q, k, v = _autocast(kind, q, k, v)
+    return _cache_steps.attention(
+        cache, q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
+    )
 
 
 def _no_transforms(*tensors: Tensor) -> None:

@@ -73,7 +73,9 @@ def strides(layout: str, shape: Any, given: Any, itemsize: int, rows: bool = Fal
 class Call:
     """A plan, and descriptors of runs on tensors of one signature."""
 
-    __slots__ = ("batch", "notes", "places", "plan", "pool", "run_c", "template", "workspace")
+    __slots__ = (
+        "batch", "hollow", "notes", "places", "plan", "pool", "run_c", "template", "workspace",
+    )  # fmt: skip
 
     def __init__(
         self, plan: _plans.Plan, batch: _shapes.Batch, tensors: dict[str, Strides]
@@ -94,9 +96,10 @@ class Call:
         self.template = bytes(desc)
         # An empty tensor has no address, and any will do. One that has lost its storage has none
         # either, and the library refuses that.
-        self.places = tuple(
-            (_PLACES[name], 0 if stride.bytes else 4096) for name, stride in tensors.items()
-        )
+        self.places = tuple(_PLACES[name] for name in tensors)
+        self.hollow = tuple(not stride.bytes for stride in tensors.values())
+        if not any(self.hollow):
+            self.hollow = ()
         self.pool: list[Any] = []
         self.run_c = _native.library().tess_run
         self.notes: Any = None  # of who prepared it
@@ -112,8 +115,10 @@ class Call:
         except IndexError:
             memory = _WORDS.from_buffer_copy(self.template)
             words, address = memoryview(memory).cast("B").cast("Q"), ctypes.addressof(memory)
-        for (place, instead), handle in zip(self.places, handles):  # noqa: B905
-            words[place] = handle or instead
+        if self.hollow:
+            handles = [4096 if no else at for at, no in zip(handles, self.hollow, strict=True)]
+        for place, handle in zip(self.places, handles):  # noqa: B905
+            words[place] = handle
         plan = self.plan
         if workspace:
             words[_WORKSPACE] = workspace + -workspace % plan.align
@@ -137,19 +142,29 @@ class Call:
             self.run(handles, 0)
             return
         try:
-            memory = _workspaces.pop()
+            work = _workspaces.pop()
         except IndexError:
-            memory = None
-        if memory is None or memory.size < self.workspace:
-            memory = np.empty(self.workspace, dtype=np.uint8)
-        self.run(handles, memory.ctypes.data)
-        if memory.size <= _KEPT_BYTES and len(_workspaces) < _KEPT:
-            _workspaces.append(memory)
+            work = _Workspace(self.workspace)
+        if work.bytes < self.workspace:
+            work = _Workspace(self.workspace)
+        self.run(handles, work.address)
+        if work.bytes <= _KEPT_BYTES and len(_workspaces) < _KEPT:
+            _workspaces.append(work)
+
+
+class _Workspace:
+    """Memory of the host, and where it is: NumPy takes a microsecond to tell."""
+
+    __slots__ = ("address", "bytes", "memory")
+
+    def __init__(self, size: int) -> None:
+        self.memory: npt.NDArray[np.uint8] = np.empty(size, dtype=np.uint8)
+        self.address, self.bytes = int(self.memory.ctypes.data), size
 
 
 # Workspaces of CPU runs that have ended; whoever runs next takes the last one.
 _KEPT, _KEPT_BYTES = 4, 64 << 20
-_workspaces: list[npt.NDArray[np.uint8]] = []
+_workspaces: list[_Workspace] = []
 
 
 # Runs that have begun and not ended; only the length of the list counts.
@@ -187,7 +202,7 @@ _runtime.after_fork(_forget)
 
 def find(key: Any) -> Call | None:
     """The prepared call of a signature."""
-    found: Call | None = _plans._calls.get(key)
+    found: Call | None = _plans.calls.get(key)
     if found is not None:
         _plans.tick(found.plan)
     return found

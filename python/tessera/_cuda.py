@@ -3,9 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from . import _calls
+from . import _calls, _plans
+
+_bytes = torch.uint8
+_capturing = torch.cuda.is_current_stream_capturing
+
+
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# The native handle of a device's current stream, without a Stream object around it.
+current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", _current_stream
+)
+
+
+def _first_on(stream: int, plan: _plans.Plan, device: torch.device) -> None:
+    """Notes that a plan runs on a stream for the first time."""
+    if stream and torch.cuda.current_stream(device).stream_id == stream:
+        # An ExternalStream, which its owner may destroy before the plan is dropped. With a second
+        # "stream" beside it the plan is released without touching either.
+        plan.streams.add(_plans.FOREIGN)
+    plan.streams.add(stream)
 
 
 def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
@@ -15,12 +39,13 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     comes behind this run. A plan that a capture uses stays in the cache for good: nothing tells
     when the graph is gone.
     """
-    stream = torch.cuda.current_stream(q.device).cuda_stream
-    call.plan.streams.add(stream)
-    if torch.cuda.is_current_stream_capturing():
+    stream = current_stream(q.get_device())
+    if stream not in call.plan.streams:
+        _first_on(stream, call.plan, q.device)
+    if _capturing():
         call.plan.pinned = True
     if not call.workspace:
         call.run(handles, 0, stream)
         return
-    work = torch.empty(call.workspace, dtype=torch.uint8, device=q.device)
+    work = q.new_empty(call.workspace, dtype=_bytes)
     call.run(handles, work.data_ptr(), stream)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from . import _errors, _layouts, _native, _runtime
 
+FOREIGN = -1  # among the streams of a plan: one that may be gone when the plan is released
 Lengths = bytes | None  # int64 values, as the C library takes them
 
 
@@ -109,6 +110,7 @@ class Plan:
         self.align = max(1, int(info.workspace_align))
         self.bytes = int(info.host_bytes) + int(info.device_bytes)
         self.kernel = info.kernel.decode()
+        self.kept_pairs = int(info.kept_pairs)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self.plan or _ending():
@@ -136,10 +138,10 @@ class CacheInfo(NamedTuple):
     dropped: int
 
 
-_ticks = itertools.count(1)
+ticks = itertools.count(1)
 _lock = threading.Lock()
 _plans: dict[Problem, Plan] = {}
-_calls: dict[Any, Any] = {}  # what `Call` of _calls.py keeps by signature; see there
+calls: dict[Any, Any] = {}  # prepared calls by signature; see `Call` of _calls.py
 _bytes = 0
 _max_plans, _max_bytes = 64, 64 << 20
 _hits = _misses = _dropped = 0
@@ -147,7 +149,7 @@ _hits = _misses = _dropped = 0
 
 def tick(plan: Plan) -> None:
     """Notes that a plan is used."""
-    plan.used = next(_ticks)
+    plan.used = next(ticks)
 
 
 def plan(problem: Problem, may_make: bool = True) -> Plan:
@@ -182,10 +184,10 @@ def remember(plan_: Plan, key: Any, call: Any) -> None:
         if _plans.get(plan_.problem) is plan_:
             if len(plan_.calls) >= 64:
                 for old in plan_.calls:
-                    _calls.pop(old, None)
+                    calls.pop(old, None)
                 plan_.calls.clear()
             plan_.calls.add(key)
-            _calls[key] = call
+            calls[key] = call
 
 
 def _shrink(keep: Plan | None) -> list[Any]:
@@ -201,7 +203,7 @@ def _shrink(keep: Plan | None) -> list[Any]:
         _bytes -= oldest.bytes
         _dropped += 1
         dropped.append(oldest)
-        dropped += [_calls.pop(key, None) for key in oldest.calls]
+        dropped += [calls.pop(key, None) for key in oldest.calls]
     return dropped
 
 
@@ -240,7 +242,7 @@ def _forget() -> None:
     global _lock, _bytes
     _lock = threading.Lock()
     _plans.clear()
-    _calls.clear()
+    calls.clear()
     _bytes = 0
 
 

@@ -35,10 +35,14 @@ def wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
     return _errors.InvalidArgument(f"attention: {argument}: {needed}, got {got}")
 
 
+def wrong_layout(layout: object) -> _errors.InvalidArgument:
+    return wrong("layout", f"one of {', '.join(map(repr, LAYOUTS))} is needed", repr(layout))
+
+
 def shape(layout: str, q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Shape:
     """Sizes of a call from the shapes of its tensors."""
     if layout not in LAYOUTS:
-        raise wrong("layout", f"one of {', '.join(map(repr, LAYOUTS))} is needed", repr(layout))
+        raise wrong_layout(layout)
     dims = "[tokens, heads, head_dim]" if layout == "thd" else {
         "bshd": "[batch, tokens, heads, head_dim]",
         "bhsd": "[batch, heads, tokens, head_dim]",

@@ -9,7 +9,8 @@
     submodules = SelfAttentionSubmodules(..., core_attention=attention, ...)
 
 It stands where DotProductAttention and TEDotProductAttention do. Heads of the pattern are those of
-the whole model: the module's own come from its tensor-parallel rank.
+the whole model: the module's own come from its tensor-parallel rank. With `assign_heads(pattern,
+ranks).pattern` every rank has as much to compute.
 """
 
 from __future__ import annotations
@@ -200,10 +201,11 @@ def _of_rank(
             raise tessera.InvalidArgument(
                 f"pattern: heads_total={pattern.heads_total}, the model has {heads} heads"
             )
-        if pattern.head_first or pattern.head_ids is not None:
+        ids = pattern.head_ids
+        if pattern.head_first or (ids is not None and sorted(ids) != list(range(heads))):
             raise tessera.InvalidArgument(
                 "pattern: head_first, head_ids: the heads of a rank are its own; give the whole "
-                "model's pattern"
+                "model's pattern, whose head_ids say the order of all heads"
             )
         kv_total = pattern.kv_heads_total
         if pattern.per_kv_head and kv_total is None:
@@ -217,7 +219,9 @@ def _of_rank(
     if ranks == 1 and kv_total is None and not isinstance(pattern, tessera.S2):
         return pattern
     count = heads // ranks
-    return pattern.on_heads(range(rank * count, (rank + 1) * count), heads, kv_total)
+    here = range(rank * count, (rank + 1) * count)
+    order = pattern.head_ids if isinstance(pattern, tessera.S2) else None
+    return pattern.on_heads([order[n] for n in here] if order else here, heads, kv_total)
 
 
 def _check_order(kind: Any, causal: bool, packed: bool, q_len: int) -> None:

@@ -118,20 +118,12 @@ def _prepare(
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    pattern: patterns.Pattern = _DENSE,
-    *,
-    layout: str = "bshd",
-    scale: float | None = None,
-    cu_seqlens_q: Lengths = None,
-    cu_seqlens_k: Lengths = None,
-    q_lens: Lengths = None,
-    kv_lens: Lengths = None,
-    q_first: Lengths = None,
-    kv_first: Lengths = None,
-) -> tuple[Array, Array]:
+    q: Any, k: Any, v: Any, pattern: patterns.Pattern = _DENSE, *,
+    layout: str = "bshd", scale: float | None = None,
+    cu_seqlens_q: Lengths = None, cu_seqlens_k: Lengths = None,
+    q_lens: Lengths = None, kv_lens: Lengths = None,
+    q_first: Lengths = None, kv_first: Lengths = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """(O, LSE) of attention. Arguments, shapes and errors are those of tessera.attention; LSE is
     always computed, since gradients need it."""
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
@@ -165,16 +157,12 @@ def gradients(
     pattern: patterns.Pattern = _DENSE,
     *,
     d_lse: Any = None,
-    layout: str = "bshd",
-    scale: float | None = None,
-    cu_seqlens_q: Lengths = None,
-    cu_seqlens_k: Lengths = None,
-    q_lens: Lengths = None,
-    kv_lens: Lengths = None,
-    q_first: Lengths = None,
-    kv_first: Lengths = None,
+    layout: str = "bshd", scale: float | None = None,
+    cu_seqlens_q: Lengths = None, cu_seqlens_k: Lengths = None,
+    q_lens: Lengths = None, kv_lens: Lengths = None,
+    q_first: Lengths = None, kv_first: Lengths = None,
     deterministic: bool = True,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """(dQ, dK, dV), of the shapes and types of q, k and v.
 
     o, lse: what `attention` returned for the same arguments.

@@ -32,7 +32,8 @@ _recent: collections.deque[Blocks] = collections.deque(maxlen=64)
 _masks_lock = threading.Lock()
 
 
-def _integer(what: str, value: object, least: int) -> int:
+def integer(what: str, value: object, least: int) -> int:
+    """`value` as an int of at least `least`; `what` names the function and the argument."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{what}: an integer is needed, got {value!r}")
     number = int(value.__index__())
@@ -55,11 +56,12 @@ class Pattern:
     """What all patterns have in common. Make one with S2, Dense, Window or Blocks."""
 
     causal: bool
+    _spec: ClassVar[str]  # of each value; a class variable is no field of a dataclass
 
     @property
     def spec(self) -> str:
         """The pattern as one line of words, from which `parse` makes an equal one."""
-        raise NotImplementedError
+        return self._spec
 
     def fill(self, desc: Any) -> object:
         """Fills a tess_pattern. What it returns has to live as long as `desc`."""
@@ -90,8 +92,8 @@ class Pattern:
         """
         p = np.arange(q) if isinstance(q, int) else np.asarray(list(q), dtype=np.int64)
         t = np.arange(k) if isinstance(k, int) else np.asarray(list(k), dtype=np.int64)
-        n_heads = self._heads_here() if heads is None else _integer("mask: heads", heads, 1)
-        n_kv_heads = n_heads if kv_heads is None else _integer("mask: kv_heads", kv_heads, 1)
+        n_heads = self._heads_here() if heads is None else integer("mask: heads", heads, 1)
+        n_kv_heads = n_heads if kv_heads is None else integer("mask: kv_heads", kv_heads, 1)
         p, t = p[:, None], t[None, :]
         rows = [self._kept(head, n_heads, n_kv_heads, p, t) for head in range(n_heads)]
         kept = np.stack([np.broadcast_to(row, (p.shape[0], t.shape[1])) for row in rows])
@@ -102,16 +104,16 @@ class Pattern:
         coverage."""
         from . import _layouts
 
-        n_heads = self._heads_here() if heads is None else _integer("info: heads", heads, 1)
-        n_kv = n_heads if kv_heads is None else _integer("info: kv_heads", kv_heads, 1)
-        return _layouts.info(self, n_heads, n_kv, _integer("info: tokens", tokens, 0))
+        n_heads = self._heads_here() if heads is None else integer("info: heads", heads, 1)
+        n_kv = n_heads if kv_heads is None else integer("info: kv_heads", kv_heads, 1)
+        return _layouts.info(self, n_heads, n_kv, integer("info: tokens", tokens, 0))
 
     def svg(self, tokens: int, *, heads: int | None = None, kv_heads: int | None = None) -> str:
         """A picture of all heads: rows are query blocks, columns key blocks."""
         from . import _svg
 
-        n_heads = self._heads_here() if heads is None else _integer("svg: heads", heads, 1)
-        return _svg.draw(self, _integer("svg: tokens", tokens, 1), n_heads, kv_heads or n_heads)
+        n_heads = self._heads_here() if heads is None else integer("svg: heads", heads, 1)
+        return _svg.draw(self, integer("svg: tokens", tokens, 1), n_heads, kv_heads or n_heads)
 
     def __str__(self) -> str:
         return self.spec
@@ -157,10 +159,6 @@ class Dense(Pattern):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_spec", f"dense causal={int(self.causal)}")
 
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
-
     def fill(self, desc: Any) -> object:
         desc.kind, desc.flags = _native.DENSE, 0 if self.causal else _native.BIDIRECTIONAL
         return None
@@ -186,14 +184,10 @@ class Window(Pattern):
 
     def __post_init__(self) -> None:
         for name, least in (("left", -1), ("right", -1), ("sinks", 0)):
-            value = _integer(f"Window: {name}", getattr(self, name), least)
+            value = integer(f"Window: {name}", getattr(self, name), least)
             object.__setattr__(self, name, value)
         words = f"left={self.left} right={self.right} sinks={self.sinks}"
         object.__setattr__(self, "_spec", f"window causal={int(self.causal)} {words}")
-
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
 
     def fill(self, desc: Any) -> object:
         desc.kind, desc.flags = _native.WINDOW, 0 if self.causal else _native.BIDIRECTIONAL
@@ -265,9 +259,9 @@ class S2(Pattern):
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _integer(f"S2: {name}", value, bound))
+                object.__setattr__(self, name, integer(f"S2: {name}", value, bound))
         if self.head_ids is not None:
-            ids = tuple(_integer("S2: head_ids", head, 0) for head in self.head_ids)
+            ids = tuple(integer("S2: head_ids", head, 0) for head in self.head_ids)
             if self.head_first:
                 raise _errors.InvalidArgument("S2: head_first: not together with head_ids")
             if not ids:
@@ -285,10 +279,6 @@ class S2(Pattern):
         if self.head_ids is not None:
             words.append("head_ids=" + ",".join(map(str, self.head_ids)))
         object.__setattr__(self, "_spec", " ".join(words))
-
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
 
     def __repr__(self) -> str:
         told = [
@@ -391,7 +381,7 @@ class Blocks(Pattern):
         array = np.ascontiguousarray(array != 0)
         array.flags.writeable = False
         object.__setattr__(self, "mask_array", array)
-        object.__setattr__(self, "block", _integer("Blocks: block", block, 1))
+        object.__setattr__(self, "block", integer("Blocks: block", block, 1))
         object.__setattr__(self, "causal", bool(causal))
         self._name()
 
@@ -424,10 +414,6 @@ class Blocks(Pattern):
     def __repr__(self) -> str:
         shape = list(self.mask_array.shape)
         return f"Blocks(mask of {shape}, block={self.block}, causal={self.causal})"
-
-    @property
-    def spec(self) -> str:
-        return self._spec  # type: ignore[attr-defined, no-any-return]
 
     def on_heads(
         self, head_ids: Sequence[int], heads_total: int, kv_heads_total: int | None = None

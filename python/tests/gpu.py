@@ -1,52 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one CUDA GPU has to prove: `python3 python/tests/gpu.py [--library FILE]`.
+"""What one CUDA GPU has to prove: `python3 python/tests/gpu.py [--library FILE] [--only REGEX]`.
 
-Results and gradients against PyTorch on the GPU; streams, the allocator, captured graphs,
-torch.compile, lengths on the device and ever new ones; host time beside PyTorch's own attention.
-Prints a line for each and ends with 1 if any failed. Under ten minutes.
+Results and gradients against PyTorch; streams, the allocator, captured graphs, torch.compile,
+lengths on the device; the adapters (gpu_adapters.py); ten thousand steps of new lengths
+(gpu_steps.py); host time beside PyTorch's own attention. Prints a line for each and ends with 1 if
+any failed. Under two minutes on an H200.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import re
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
+import gpu_cache
 import reference
 import torch
 
 import tessera
-
-DEVICE = torch.device("cuda")
-PATTERN = tessera.S2(64, 2, 4)
-CHECKS: list[Callable[[], str | None]] = []
-
-
-def check(function: Callable[[], str | None]) -> Callable[[], str | None]:
-    CHECKS.append(function)
-    return function
-
-
-def tensors(
-    rows: int = 300, heads: int = 8, kv_heads: int = 4, dim: int = 64, dtype: Any = torch.bfloat16
-) -> list[torch.Tensor]:
-    return [
-        torch.randn(2, rows, n, dim, device=DEVICE, dtype=dtype, requires_grad=True)
-        for n in (heads, kv_heads, kv_heads)
-    ]
-
-
-def step(inputs: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
-    o = tessera.attention(*inputs, PATTERN, **options)
-    return [o.detach(), *torch.autograd.grad(o.float().square().sum(), inputs)]
-
-
-def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+from gpu_checks import CHECKS, DEVICE, PATTERN, check, microseconds, same, step, tensors
 
 
 @check
@@ -144,15 +121,42 @@ def a_capture_without_a_plan_is_an_error() -> None:
 
 @check
 def compiled_with_graphs() -> None:
-    inputs = [x.detach() for x in tensors()]
-    compiled = torch.compile(
-        lambda q, k, v: tessera.attention(q, k, v, PATTERN) * 2,
-        fullgraph=True,
-        mode="reduce-overhead",
-    )
-    expected = tessera.attention(*inputs, PATTERN) * 2
+    """mode="reduce-overhead" captures graphs by itself, of forward and of backward."""
+
+    def model(q: Any, k: Any, v: Any) -> Any:
+        return tessera.attention(q * 2, k, v, PATTERN) * 2
+
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
     for _ in range(5):
-        assert torch.equal(compiled(*inputs).clone(), expected)
+        inputs = tensors()
+        with torch.no_grad():
+            assert torch.equal(compiled(*inputs), model(*inputs))
+    for _ in range(5):
+        inputs = tensors()
+        torch.compiler.cudagraph_mark_step_begin()
+        results = []
+        for function in (compiled, model):
+            o = function(*inputs)
+            grads = torch.autograd.grad(o.float().square().sum(), inputs)
+            results.append([o.detach().clone(), *(x.clone() for x in grads)])
+        same(*results)
+
+
+@check
+def a_stream_of_someone_else() -> None:
+    """Its owner may destroy it before the plan is dropped."""
+    inputs = [x.detach() for x in tensors(123)]
+    expected = tessera.attention(*inputs, PATTERN)
+    tessera.cache_clear()
+    driver = ctypes.CDLL("libcuda.so.1")
+    stream = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.value)):
+        found = tessera.attention(*inputs, PATTERN)
+    torch.cuda.synchronize()
+    assert torch.equal(found, expected)
+    assert driver.cuStreamDestroy_v2(stream) == 0
+    tessera.cache_clear()
 
 
 @check
@@ -183,39 +187,6 @@ def another_device_than_the_current_one() -> str | None:
 
 
 @check
-def ever_new_lengths() -> str:
-    tokens, generator = 8192, torch.Generator().manual_seed(0)
-    x = torch.randn(tokens, 8, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
-    memory, begin = [], time.perf_counter()
-    for n in range(2000):
-        cuts = torch.randint(1, tokens, (15,), generator=generator).sort().values
-        cu = [0, *cuts.tolist(), tokens]
-        o = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
-        torch.autograd.grad(o.sum(), x)
-        if n in (200, 1999):
-            torch.cuda.synchronize()
-            free, total = torch.cuda.mem_get_info()
-            memory.append(total - free)
-    seconds = time.perf_counter() - begin
-    assert memory[1] - memory[0] < 64 << 20, memory
-    return f"{seconds / 2000 * 1e3:.2f} ms a step, {(memory[1] - memory[0]) >> 20} MiB more"
-
-
-def _microseconds(function: Callable[[], Any]) -> float:
-    for _ in range(50):
-        function()
-    best = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(200):
-            function()
-        best.append((time.perf_counter() - begin) / 200)
-    torch.cuda.synchronize()
-    return sorted(best)[3] * 1e6
-
-
-@check
 def host_time() -> str:
     inputs = [torch.randn(1, 64, 2, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
     words = []
@@ -235,8 +206,8 @@ def host_time() -> str:
         def attention(q: Any, k: Any, v: Any) -> Any:
             return tessera.attention(q, k, v, PATTERN)
 
-        mine = _microseconds(lambda: run(attention, ours, d_o))  # noqa: B023
-        peer = _microseconds(lambda: run(sdpa, theirs, d_t))  # noqa: B023
+        mine = microseconds(lambda: run(attention, ours, d_o))  # noqa: B023
+        peer = microseconds(lambda: run(sdpa, theirs, d_t))  # noqa: B023
         name = "forward and backward" if grad else "forward"
         words.append(f"{name}: {mine:.1f} us, SDPA {peer:.1f} us, {mine / peer:.2f} x")
     return "; ".join(words)
@@ -245,11 +216,17 @@ def host_time() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--library")
-    tessera.load(parser.parse_args().library)
+    parser.add_argument("--only", default="", help="names of checks, a regular expression")
+    options = parser.parse_args()
+    tessera.load(options.library)
     tessera.info()
     torch.manual_seed(0)
+    import gpu_adapters  # noqa: F401
+    import gpu_steps  # noqa: F401
+
     failed = 0
-    for function in CHECKS:
+    chosen = [one for one in CHECKS + gpu_cache.CHECKS if re.search(options.only, one.__name__)]
+    for function in chosen:
         begin = time.perf_counter()
         try:
             said = function() or ""
@@ -259,7 +236,7 @@ def main() -> int:
             failed += 1
             print(f"FAILED {function.__name__}\n{traceback.format_exc()}")
         sys.stdout.flush()
-    print(f"{len(CHECKS) - failed} of {len(CHECKS)} passed")
+    print(f"{len(chosen) - failed} of {len(chosen)} passed")
     return int(failed > 0)
 
 

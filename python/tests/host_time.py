@@ -51,7 +51,7 @@ def main() -> None:
 
         tessera.cache_clear()
         a, b = microseconds(mine), microseconds(peer)
-        calls, spent = list(_plans._calls.values()), 0.0
+        calls, spent = list(_plans.calls.values()), 0.0
         for call in calls:
             real = call.run_c
             call.run_c = lambda *_: 0

@@ -57,6 +57,11 @@ CASES: list[tuple[type[Exception], str, Any]] = [
     (Wrong, "kv_first", lambda a: a(Q, K, K, PATTERN, kv_first=[0, 5])),
     (Wrong, "q_lens: integers", lambda a: a(Q, K, K, PATTERN, q_lens=torch.ones(2))),
     (Wrong, "q_lens: integers", lambda a: a(Q, K, K, PATTERN, q_lens=torch.ones(2, 1).int())),
+    (
+        Wrong,
+        "q_lens: the CPU or the device of q, cpu",
+        lambda a: a(Q, K, K, PATTERN, q_lens=torch.tensor([1, 2], device="meta")),
+    ),
     (TypeError, "q_lens: a list", lambda a: a(Q, K, K, PATTERN, q_lens="ab")),
     (TypeError, "kv_lens: a list", lambda a: a(Q, K, K, PATTERN, kv_lens=[None, 1])),
     (TypeError, "q_lens: a list", lambda a: a(Q, K, K, PATTERN, q_lens=[1.5, 2.0])),

@@ -143,6 +143,21 @@ def test_heads_of_a_rank(ranks, groups):
     torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("groups", [2, 8])
+def test_ranks_with_balanced_heads(groups):
+    """Heads in the order of assign_heads: each rank slices evenly, and has a dense head."""
+    pattern = tessera.S2(block=4, local=1, stride=5, dense_heads=4 if groups == 2 else 2)
+    found = tessera.assign_heads(pattern, 2, heads=HEADS, kv_heads=groups, tokens=37)
+    q, k, v = tensors(37, 37, 2, HEADS, groups)
+    whole = build(S2Attention.by(pattern), settings(groups))(q, k, v, None).unflatten(-1, (8, DIM))
+    for rank, ids in enumerate(found.head_ids):
+        layer = build(S2Attention.by(found.pattern), settings(groups), 2, rank)
+        assert layer.tessera_pattern.head_ids == ids
+        own = sorted({head // (HEADS // groups) for head in ids})
+        got = layer(q[:, :, list(ids)], k[:, :, own], v[:, :, own], None).unflatten(-1, (4, DIM))
+        torch.testing.assert_close(got, whole[:, :, list(ids)], rtol=1e-5, atol=1e-6)
+
+
 def test_patterns_by_kv_head_need_the_model_s_number():
     pattern = tessera.S2(block=4, local=1, stride=4, per_kv_head=True)
     q, k, v = tensors(37, 37, 1, HEADS, 2)
@@ -259,6 +274,7 @@ def test_wrong_patterns_are_named():
         (7, "S2Attention.by"),
         (tessera.S2(4, 1, 2, heads_total=4), "heads_total=4"),
         (tessera.S2(4, 1, 2, heads_total=8, head_first=2), "head_first"),
+        (tessera.S2(4, 1, 2, heads_total=8, head_ids=(0, 1, 2, 3)), "head_ids"),
     ):
         with pytest.raises(tessera.InvalidArgument, match=text):
             build(S2Attention, settings(), pattern=pattern)

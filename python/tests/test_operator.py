@@ -232,6 +232,121 @@ def test_a_tensor_subclass_keeps_its_own_rule() -> None:
         tessera.attention(q.to_sparse(), k, v, PATTERN)
 
 
+def _grads(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    o, lse = tessera.attention(*inputs, PATTERN, return_lse=True)
+    return [o.detach(), *torch.autograd.grad(o.square().sum() + lse.sum(), inputs)]
+
+
+def test_whoever_looks_at_operators_sees_them() -> None:
+    """Other eager calls go past the dispatcher, and have the same bits."""
+    inputs = tensors()
+    expected = _grads(inputs)
+    seen: list[str] = []
+
+    class Operators(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    for mode in (Operators, Functions):
+        seen.clear()
+        with mode():
+            found = _grads(inputs)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert any("tessera.forward" in name for name in seen), mode
+    # A mode that begins between forward and backward; lengths are tensors again for it.
+    x = torch.randn(33, 2, 16, requires_grad=True)
+    for cu in ([0, 10, 33], torch.tensor([0, 10, 33], dtype=torch.int32)):
+        o = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+        plain = torch.autograd.grad(o.sum(), x, retain_graph=True)[0]
+        seen.clear()
+        with Operators():
+            assert torch.equal(torch.autograd.grad(o.sum(), x)[0], plain)
+        assert any("tessera.backward" in name for name in seen)
+    with torch.profiler.profile() as profile:
+        _grads(inputs)
+    names = {event.key for event in profile.key_averages()}
+    assert {"tessera::forward", "tessera::backward"} <= names
+
+
+def test_jit_traces_the_operator() -> None:
+    inputs = tensors(grad=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda *x: tessera.attention(*x, PATTERN), tuple(inputs))
+    assert "tessera::forward" in str(traced.graph)
+    others = tensors(grad=False)
+    assert torch.equal(traced(*others), tessera.attention(*others, PATTERN))
+
+
+def test_lengths_changed_between_forward_and_backward() -> None:
+    x = torch.randn(33, 2, 16, requires_grad=True)
+    cu = torch.tensor([0, 10, 33])
+    plain = torch.autograd.grad(
+        tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu).sum(), x
+    )[0]
+    o = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+    cu[1] = 20  # a buffer that the next step fills: backward knows what forward read
+    assert torch.equal(torch.autograd.grad(o.sum(), x)[0], plain)
+
+
+def test_saved_tensors_that_a_hook_changed_are_noticed() -> None:
+    inputs = tensors()
+    plain = torch.autograd.grad(tessera.attention(*inputs, PATTERN).sum(), inputs)
+
+    def strided(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.randn(*x.shape[:-1], x.shape[-1] * 2, dtype=x.dtype)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+
+    for unpack, fits in ((strided, True), (lambda x: x.double(), False), (lambda x: x[:0], False)):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            o = tessera.attention(*inputs, PATTERN)
+        if fits:
+            found = torch.autograd.grad(o.sum(), inputs)
+            assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+        else:
+            with pytest.raises(tessera.InvalidArgument):
+                torch.autograd.grad(o.sum(), inputs)
+
+
+def test_numbers_of_other_types_as_scale() -> None:
+    inputs = tensors(grad=False)
+    expected = tessera.attention(*inputs, PATTERN, scale=2.0)
+    for scale in (2, np.float32(2), np.int64(2), torch.tensor(2.0)):
+        assert torch.equal(tessera.attention(*inputs, PATTERN, scale=scale), expected)
+    with pytest.raises(TypeError, match="scale: a number"):
+        tessera.attention(*inputs, PATTERN, scale=torch.tensor(2.0, requires_grad=True))
+
+
+def test_a_default_device_changes_nothing() -> None:
+    x, cu = torch.randn(33, 2, 16), [0, 10, 33]
+    expected = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+    with torch.device("meta"):
+        found = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+    assert torch.equal(found, expected)
+
+
+def test_compiled_autograd() -> None:
+    torch._dynamo.reset()
+    inputs = tensors()
+    for scale in (None, 0.3, 0.5):
+        o = tessera.attention(*inputs, PATTERN, scale=scale)
+        plain = torch.autograd.grad(o.sum(), inputs, retain_graph=True)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            found = torch.autograd.grad(o.sum(), inputs)
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
 def test_saved_tensor_hooks_see_what_is_kept() -> None:
     inputs, packed = tensors(), []
 

@@ -25,64 +25,58 @@ static int teardown(void **state) {
 
 /* ------------------------------------------------------------------ runtime */
 
+static void check_runtime_value(const bad_value *row) {
+    tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
+    bad_apply(row, &desc);
+    tess_runtime *made = (tess_runtime *)&desc;
+    const tess_status status = tess_runtime_create(&desc, &made);
+    bad_check(row, status, "tess_runtime_create");
+    if (status == TESS_OK)
+        tess_runtime_release(made);
+    else
+        assert_ptr_equal(made, &desc);
+}
+
 static void test_runtime_create(void **state) {
     (void)state;
-#define R(member, value, statuses, field)  BAD(tess_runtime_desc, member, value, statuses, field)
-#define RS(member, value, statuses, field) R(member, (intptr_t)(value), statuses, field)
+#define R(member, value, statuses, field) BAD(tess_runtime_desc, member, value, statuses, field)
     const bad_value rows[] = {
-        R(struct_size, 0, VER, "desc"),
-        R(struct_size, 3, VER, "desc"),
-        R(struct_size, UINT32_MAX, VER, "desc"),
-        R(flags, 1, INV, "flags"),
-        R(flags, 0x80000000u, INV, "flags"),
-        R(reserved, 1, INV, "reserved"),
-        R(cpu_threads, 1025, INV, "cpu_threads"),
-        R(cpu_threads, UINT32_MAX, INV, "cpu_threads"),
+        R(struct_size, 0, VER, "desc"),           R(struct_size, 3, VER, "desc"),
+        R(struct_size, UINT32_MAX, VER, "desc"),  R(flags, 1, INV, "flags"),
+        R(flags, 0x80000000u, INV, "flags"),      R(reserved, 1, INV, "reserved"),
+        R(cpu_threads, 1025, INV, "cpu_threads"), R(cpu_threads, UINT32_MAX, INV, "cpu_threads"),
         R(cpu_threads, 1024, FINE, NULL),
-        RS(backend, "nonsense", INV, "backend"),
-        RS(backend, "cpu,nonsense", INV, "backend"),
-        RS(backend, "cpu:", INV, "backend"),
-        RS(backend, "cpu:x", INV, "backend"),
-        RS(backend, "cpu:-1", INV, "backend"),
-        RS(backend, "cpu:0x0", INV, "backend"),
-        RS(backend, "cpu:99999999999999999999", INV, "backend"),
-        RS(backend, ",", INV, "backend"),
-        RS(backend, "cpu,", INV, "backend"),
-        RS(backend, ",cpu", INV, "backend"),
-        RS(backend, "cpu,,cpu", INV, "backend"),
-        RS(backend, " cpu", INV, "backend"),
-        RS(backend, "CPU", INV, "backend"),
-        RS(backend, "cpu:0", FINE, NULL),
-        RS(backend, "", FINE, NULL),
-        RS(kernel, "nonsense", INV, "kernel"),
-        RS(kernel, "/", INV, "kernel"),
-        RS(kernel, "cpu/", INV, "kernel"),
-        RS(kernel, "/portable", INV, "kernel"),
-        RS(verbose, "nonsense", INV, "verbose"),
-        RS(verbose, "errors,", INV, "verbose"),
-        RS(verbose, "errors plan", INV, "verbose"),
-        RS(verbose, "errors,plan", FINE, NULL),
-        RS(cache_dir, "relative", INV, "cache_dir"),
-        RS(cache_dir, "./relative", INV, "cache_dir"),
-        RS(tune_file, "relative", INV, "tune_file"),
-        RS(backend_path, "relative.so", INV, "backend_path"),
-        RS(backend_path, "./relative.so", INV, "backend_path"),
-        RS(backend_path, "/a.so:b.so", INV, "backend_path"),
-        RS(backend_path, "/a.so:", INV, "backend_path"),
-        RS(backend_path, "/nonexistent/library.so", FINE, NULL),
     };
-    for (size_t n = 0; n < COUNT(rows); n++) {
-        tess_runtime_desc desc = {.struct_size = sizeof desc};
-        desc.log = test_log_nothing;
-        bad_apply(&rows[n], &desc);
-        tess_runtime *made = (tess_runtime *)&desc;
-        const tess_status status = tess_runtime_create(&desc, &made);
-        bad_check(&rows[n], status, "tess_runtime_create");
-        if (status == TESS_OK)
-            tess_runtime_release(made);
-        else
-            assert_ptr_equal(made, &desc);
-    }
+    for (size_t n = 0; n < COUNT(rows); n++) check_runtime_value(&rows[n]);
+    static const struct {
+        const char *name;
+        size_t at;
+        const char *refused[16], *taken[4];
+    } texts[] = {
+#define TEXT(member, ...) {#member, offsetof(tess_runtime_desc, member), __VA_ARGS__}
+        TEXT(backend,
+             {"nonsense", "cpu,nonsense", "cpu:", "cpu:x", "cpu:-1", "cpu:0x0",
+              "cpu:99999999999999999999", ",", "cpu,", ",cpu", "cpu,,cpu", " cpu", "CPU"},
+             {"cpu:0", ""}),
+        TEXT(kernel, {"nonsense", "/", "cpu/", "/portable"}, {NULL}),
+        TEXT(verbose, {"nonsense", "errors,", "errors plan"}, {"errors,plan"}),
+        TEXT(cache_dir, {"relative", "./relative"}, {NULL}),
+        TEXT(tune_file, {"relative"}, {NULL}),
+        TEXT(backend_path, {"relative.so", "./relative.so", "/a.so:b.so", "/a.so:"},
+             {"/nonexistent/library.so"}),
+    };
+    for (size_t n = 0; n < COUNT(texts); n++)
+        for (size_t v = 0; v < COUNT(texts[n].refused) + COUNT(texts[n].taken); v++) {
+            const size_t refused = COUNT(texts[n].refused);
+            const char *text = v < refused ? texts[n].refused[v] : texts[n].taken[v - refused];
+            const bad_value row = {.title = text,
+                                   .at = texts[n].at,
+                                   .size = sizeof text,
+                                   .integer = (intptr_t)text,
+                                   .statuses = v < refused ? INV : FINE,
+                                   .field = texts[n].name};
+            if (text) check_runtime_value(&row);
+        }
     tess_runtime_desc desc = {.struct_size = sizeof desc};
     test_heap heap;
     tess_runtime *made = NULL;

@@ -47,30 +47,23 @@ class Contract(CommandTest):
 
     def test_words_that_are_wrong(self):
         """Each names its word and has exit status 2."""
-        cases = {"hedas=4": "hedas", "heads": "heads", "=4": "=4", "heads=": "heads",
-                 "heads=four": "heads", "heads=4x": "heads", "heads=0": "heads",
-                 "heads=-1": "heads", "heads=65536": "heads", "heads=99999999999999999999": "heads",
-                 "heads=1e3": "heads", "heads=+4": "heads", "q_len=-1": "q_len",
-                 "q_len=9223372036854775808": "q_len", "kv_len=1.5": "kv_len",
-                 "head_dim=0": "head_dim", "batch=-1": "batch", "kv_heads=3": "kv_heads",
-                 "kv_heads=8": "kv_heads", "dtype=f64": "dtype", "dtype=": "dtype",
-                 "op=sideways": "op", "causal=2": "causal", "scale=nan": "scale",
-                 "scale=inf": "scale", "scale=": "scale", "scale=0": "scale",
-                 "scale=1e999": "scale", "scale=0x1p3": "scale", "scale=1e-999": "scale",
-                 "seed=-1": "seed", "seed=18446744073709551616": "seed",
-                 "pattern=stripes": "pattern", "block=0": "block", "block=-16": "block",
-                 "local=0": "local", "stride=0": "stride", "stride=-1": "stride",
-                 "offset=-1": "offset", "dense_heads=5": "dense_heads",
-                 "dense_heads=-1": "dense_heads", "per_kv_head=2": "per_kv_head",
-                 "homo=yes": "homo", "local_right=1": "local_right", "head_first=-1": "head_first",
-                 "heads_total=3": "heads_total", "left=5": "left", "sinks=5": "sinks",
-                 "head_ids=": "head_ids", "head_ids=0,1,2": "head_ids", "head_ids=0,x": "head_ids",
-                 "head_ids=0,1,2,3,4": "head_ids", "head_ids=0,1,2,4": "head_ids",
-                 "head_ids=0,1,2,-1": "head_ids", "head_ids=0,1,2,2147483648": "head_ids",
-                 "mask=x.npy": "mask", "q_lens=5": "q_len", "kv_lens=5": "kv_len",
-                 "kv_split=-1": "kv_split", "batch_invariant=2": "batch_invariant",
-                 "tile_rows=-1": "tile_rows"}
-        for word, name in cases.items():
+        values = {
+            "hedas": ("4",), "": ("4",), "dtype": ("f64", ""), "op": ("sideways",),
+            "heads": ("", "four", "4x", "0", "-1", "65536", "99999999999999999999", "1e3", "+4"),
+            "q_len": ("-1", "9223372036854775808"), "kv_len": ("1.5",), "head_dim": ("0",),
+            "batch": ("-1",), "kv_heads": ("3", "8"), "causal": ("2",),
+            "scale": ("nan", "inf", "", "0", "1e999", "0x1p3", "1e-999"),
+            "seed": ("-1", "18446744073709551616"), "pattern": ("stripes",),
+            "block": ("0", "-16"), "local": ("0",), "stride": ("0", "-1"), "offset": ("-1",),
+            "dense_heads": ("5", "-1"), "per_kv_head": ("2",), "homo": ("yes",),
+            "local_right": ("1",), "head_first": ("-1",), "heads_total": ("3",), "left": ("5",),
+            "sinks": ("5",), "mask": ("x.npy",), "kv_split": ("-1",), "batch_invariant": ("2",),
+            "head_ids": ("", "0,1,2", "0,x", "0,1,2,3,4", "0,1,2,4", "0,1,2,-1",
+                         "0,1,2,2147483648"),
+            "tile_rows": ("-1",)}
+        cases = [(name or "=4", f"{name}={value}") for name in values for value in values[name]]
+        cases += [("heads", "heads"), ("q_len", "q_lens=5"), ("kv_len", "kv_lens=5")]
+        for name, word in cases:
             others = [w for w in (*SHAPE, *S2) if w.split("=")[0] != word.split("=")[0]]
             self.refuse(2, name, "plan", *others, word)
         for missing in ("heads", "q_len", "head_dim", "local", "stride"):

@@ -7,15 +7,17 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "key_blocks.h"
+
 static inline float *partial_of(float *first, uint64_t number, uint64_t rows, int head_dim) {
     return first + number * rows * (uint64_t)(head_dim + 2);
 }
 
 static inline void partial_write(float *partial, uint64_t rows, int head_dim, int64_t row,
-                                 const double *o, double most, double sum) {
-    for (int e = 0; e < head_dim; e++) partial[row * head_dim + e] = (float)o[e];
-    partial[(int64_t)rows * head_dim + row] = (float)most;
-    partial[(int64_t)rows * (head_dim + 1) + row] = (float)sum;
+                                 const row_softmax *r) {
+    for (int e = 0; e < head_dim; e++) partial[row * head_dim + e] = (float)r->o[e];
+    partial[(int64_t)rows * head_dim + row] = (float)r->most;
+    partial[(int64_t)rows * (head_dim + 1) + row] = (float)r->sum;
 }
 
 /* Merges a row of `parts` partials, which follow each other, into o, and returns its LSE. */

@@ -2,6 +2,7 @@
 #include "testlib.h"
 
 #include <dirent.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,10 +54,22 @@ static int required_missing(tess_runtime *runtime) {
     return missing;
 }
 
+/* Whether the part of `wanted` before a kernel's name is that of a backend or of a device. */
+static int names_device(const char *wanted, const char *name) {
+    const size_t length = strcspn(wanted, "/");
+    return strlen(name) == length && strncmp(wanted, name, length) == 0;
+}
+
+/* Whether `wanted` leaves the kernel open, or names this one. */
+static int names_kernel(const char *wanted, const char *kernel) {
+    const char *named = wanted ? strchr(wanted, '/') : NULL, *name = strchr(kernel, '/');
+    return !named || (name && strcmp(named, name) == 0);
+}
+
 /* Software devices take part when they are asked for; never under a sanitizer, which sees neither
  * their compiled kernels nor what their drivers keep. */
-static int takes_part(const tess_device_info *info, const char *backend) {
-    if (backend) return strcmp(backend, info->backend) == 0 || strcmp(backend, info->id) == 0;
+static int takes_part(const tess_device_info *info, const char *wanted) {
+    if (wanted) return names_device(wanted, info->backend) || names_device(wanted, info->id);
     return info->kind != TESS_DEVICE_SOFTWARE ||
            (!test_sanitized() && names_backend(getenv("TESSERA_REQUIRE"), info->backend));
 }
@@ -70,21 +83,22 @@ static int is_host_memory(tess_device *device) {
 }
 
 static void add_targets(test_targets *targets, tess_device *device, const tess_device_info *info,
-                        unsigned flags) {
+                        const char *wanted, unsigned flags) {
     test_target base = {.device = device,
                         .host_memory = is_host_memory(device),
                         .software = info->kind == TESS_DEVICE_SOFTWARE,
                         .turn = info->backend[0] % 2};
     snprintf(base.id, sizeof base.id, "%s", info->id);
     snprintf(base.backend, sizeof base.backend, "%s", info->backend);
-    targets->items[targets->count++] = base;
-    if (!(flags & TEST_EACH_KERNEL)) return;
+    const int own_choice = names_kernel(wanted, "");
+    if (own_choice) targets->items[targets->count++] = base;
+    if (own_choice && !(flags & TEST_EACH_KERNEL)) return;
     const int first = targets->count;
     const uint32_t op = flags & TEST_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD;
     for (uint32_t k = 0;; k++) {
         tess_kernel_info kernel = {.struct_size = sizeof kernel};
         if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
-        if (kernel.status != TESS_OK || kernel.op != op ||
+        if (kernel.status != TESS_OK || kernel.op != op || !names_kernel(wanted, kernel.name) ||
             targets->count == (int)(sizeof targets->items / sizeof targets->items[0]))
             continue;
         test_target *target = &targets->items[targets->count++];
@@ -95,6 +109,7 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         target->portable = name && strcmp(name, "/portable") == 0;
     }
     /* the only kernel is the device's own choice already; without one there is none */
+    if (!own_choice) return;
     if (targets->count == first + 1 || (targets->count == first && flags & TEST_BACKWARD))
         targets->count--;
     for (int n = first - 1; n < targets->count; n++)
@@ -179,14 +194,18 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
             return 1;
         }
         targets->devices[targets->n_devices++] = device;
-        add_targets(targets, device, &info, flags);
+        add_targets(targets, device, &info, backend, flags);
     }
     if (!targets->n_devices) {
         fprintf(stderr, "no device was found%s%s\n", backend ? " for backend " : "",
                 backend ? backend : "");
         return required_missing(targets->runtime) != 0 || !backend ? 1 : TEST_SKIPPED;
     }
-    return required_missing(targets->runtime);
+    const int missing = required_missing(targets->runtime);
+    if (targets->count || missing) return missing;
+    fprintf(stderr, "no device has the kernel %s\n", backend);
+    test_targets_close(targets);
+    return TEST_SKIPPED;
 }
 
 void test_targets_close(test_targets *targets) {
@@ -372,4 +391,16 @@ int64_t test_resident(void) {
     if (!text) return -1;
     strtoll(line, &end, 10); /* the size of the address space comes first */
     return strtoll(end, NULL, 10) * 4096;
+}
+
+void test_in_threads(void *(*function)(void *argument), void *argument) {
+    enum { THREADS = 6 };
+    pthread_t threads[THREADS];
+    for (int n = 0; n < THREADS; n++)
+        assert_int_equal(pthread_create(&threads[n], NULL, function, argument), 0);
+    for (int n = 0; n < THREADS; n++) {
+        void *failed = NULL;
+        assert_int_equal(pthread_join(threads[n], &failed), 0);
+        assert_null(failed);
+    }
 }

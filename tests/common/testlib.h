@@ -42,10 +42,11 @@ enum {
     TEST_SKIPPED = 77,    /* exit status of a test that has nothing to look at */
 };
 
-/* Opens every device found: with `backend`, only those of that backend, or the one of that id;
- * without, software devices only if TESSERA_REQUIRE (a comma list of backends) names them, and not
- * under a sanitizer. Returns 0, or an exit status after printing why: 1 if there is no device at
- * all or one that TESSERA_REQUIRE names is missing, TEST_SKIPPED if there is none of `backend`. */
+/* Opens every device found: with `backend`, only those of that backend, or the one of that id, and
+ * with "BACKEND/KERNEL" that kernel alone, forced by name; without, software devices only if
+ * TESSERA_REQUIRE (a comma list of backends) names them, and not under a sanitizer. Returns 0, or
+ * an exit status after printing why: 1 if there is no device at all or one that TESSERA_REQUIRE
+ * names is missing, TEST_SKIPPED if there is none of `backend`. */
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);
 
@@ -138,6 +139,9 @@ int64_t test_between(uint64_t *state, int64_t low, int64_t high); /* both includ
 int test_sanitized(void);
 /* Whether TESSERA_TEST_FULL=1 asks for everything, whatever it takes. */
 int test_full(void);
+
+/* Calls a function in six threads at once, and asserts that each call returns NULL. */
+void test_in_threads(void *(*function)(void *argument), void *argument);
 
 /* Open file descriptors, mappings and resident bytes of this process. */
 int test_open_descriptors(void);

@@ -574,6 +574,59 @@ void test_far_pages(void **state) {
 
 /* ------------------------------------------------------------------ refusals */
 
+/* A run with a wrong `field` is refused, and names it. */
+static void assert_refused(const cache *c, const tess_run_desc *run, const char *field) {
+    assert_error(tess_run(c->plan, run), TESS_ERROR_INVALID, "tess_run", field);
+}
+
+/* Pools, where there are several storage groups, and K and V where there is one. */
+static void refuse_pools(const cache *c, tess_run_desc *run, const tess_tensor *pools) {
+    if (c->groups > 1) {
+        assert_refused(c, run, "k");
+        run->k.buffer.kind = TESS_BUFFER_NONE;
+        assert_refused(c, run, "k_pools");
+        run->k_pools = pools;
+        assert_refused(c, run, "v");
+        run->v.buffer.kind = TESS_BUFFER_NONE;
+        assert_refused(c, run, "v_pools");
+        run->v_pools = pools;
+        return;
+    }
+    run->k_pools = pools;
+    assert_refused(c, run, "k_pools");
+    run->k_pools = NULL;
+    run->v_pools = pools;
+    assert_refused(c, run, "v_pools");
+    run->v_pools = NULL;
+}
+
+/* Pages, the table of them, and outputs that lie in the table or in the pools, which begin where
+ * `out` does. */
+static void refuse_tables(const cache *c, tess_run_desc *run, const tess_buffer *out) {
+    assert_refused(c, run, "pages");
+    run->pages = -1;
+    assert_refused(c, run, "pages");
+    run->pages = 1;
+    assert_refused(c, run, "table_stride");
+    run->table_stride = c->table_stride - 1;
+    assert_refused(c, run, "table_stride");
+    run->table_stride = c->table_stride;
+    assert_refused(c, run, "block_table");
+    run->block_table = run->o.buffer;
+    assert_refused(c, run, "o");
+    assert_error_has("block_table");
+    run->block_table.offset += 1 << 18;
+    run->block_table.size = run->block_table.offset + 4;
+    assert_refused(c, run, "block_table");
+    run->block_table.size = out->size;
+    run->o.buffer.offset = out->offset;
+    run->q.buffer.offset += 1 << 19;
+    assert_refused(c, run, "o");
+    assert_error_has(c->groups > 1 ? "k_pools[0]" : " k,");
+    run->o.buffer.offset += 3 << 18;
+    run->block_table.offset = out->offset + (1 << 18);
+}
+
 /* What a run of a plan with pages or pools refuses, by the name of the field. */
 void test_refusals(void **state) {
     const test_target *target = *state;
@@ -588,15 +641,11 @@ void test_refusals(void **state) {
         const options opt = {.page = 32, .compact = compact};
         if (!cache_create(&c, &r, &opt, 5)) break;
         assert_int_equal(c.groups, 1 + compact);
-        tess_run_desc run;
+        tess_run_desc run = {.struct_size = sizeof run};
         tess_tensor pools[2] = {{{0}, 0, 0, 0}};
-        memset(&run, 0, sizeof run);
-        run.struct_size = sizeof run;
-        tess_buffer out = test_upload(target->device, NULL, 1 << 20),
-                    work = c.info.workspace_bytes
-                               ? test_upload(target->device, NULL, c.info.workspace_bytes)
-                               : (tess_buffer){0};
-        run.workspace = work;
+        tess_buffer out = test_upload(target->device, NULL, 1 << 20);
+        if (c.info.workspace_bytes)
+            run.workspace = test_upload(target->device, NULL, c.info.workspace_bytes);
         assert_ok(tess_plan_tensor(c.plan, TESS_ROLE_Q, out, &run.q, NULL));
         assert_ok(tess_plan_tensor(c.plan, TESS_ROLE_O, out, &run.o, NULL));
         run.o.buffer.offset += 1 << 19;
@@ -606,45 +655,8 @@ void test_refusals(void **state) {
         run.k = run.v = pools[0];
         assert_error(tess_plan_tensor(c.plan, TESS_ROLE_K, out, &run.k, NULL), TESS_ERROR_INVALID,
                      "tess_plan_tensor", "role");
-        if (compact) {
-            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "k");
-            run.k.buffer.kind = TESS_BUFFER_NONE;
-            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "k_pools");
-            run.k_pools = pools;
-            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "v");
-            run.v.buffer.kind = TESS_BUFFER_NONE;
-            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "v_pools");
-            run.v_pools = pools;
-        } else {
-            run.k_pools = pools;
-            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "k_pools");
-            run.k_pools = NULL;
-            run.v_pools = pools;
-            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "v_pools");
-            run.v_pools = NULL;
-        }
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "pages");
-        run.pages = -1;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "pages");
-        run.pages = 1;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "table_stride");
-        run.table_stride = c.table_stride - 1;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "table_stride");
-        run.table_stride = c.table_stride;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "block_table");
-        run.block_table = run.o.buffer;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "o");
-        assert_error_has("block_table");
-        run.block_table.offset += 1 << 18;
-        run.block_table.size = run.block_table.offset + 4;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "block_table");
-        run.block_table.size = out.size;
-        run.o.buffer.offset = out.offset; /* into the pools */
-        run.q.buffer.offset += 1 << 19;
-        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "o");
-        assert_error_has(compact ? "k_pools[0]" : " k,");
-        run.o.buffer.offset += 3 << 18;
-        run.block_table.offset = out.offset + (1 << 18);
+        refuse_pools(&c, &run, pools);
+        refuse_tables(&c, &run, &out);
         run.pages = (1 << 18) / (int64_t)bytes;
         double seconds = -1;
         run.device_seconds = &seconds;
@@ -658,7 +670,7 @@ void test_refusals(void **state) {
         assert_true(seconds >= 0);
         assert_ok(tess_wait(target->device, UINT64_MAX));
         assert_ok(tess_free(target->device, &out));
-        assert_ok(tess_free(target->device, &work));
+        assert_ok(tess_free(target->device, &run.workspace));
         cache_release(&c);
     }
     rig_release(&r);

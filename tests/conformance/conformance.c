@@ -5,8 +5,12 @@
  *
  *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S]
  *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE] [--backward]
- *               [--any-order] [--own]
+ *               [--any-order] [--own] [--repeats COUNT]
  *
+ * --masks names the folder that block masks are written to, which must exist. Without it they lie
+ * in a temporary one, which stays after a failure, since problems are reproduced with them.
+ * --device BACKEND/KERNEL takes one kernel alone, and the end tells how many problems it took.
+ * --repeats runs each forward problem that often again, and compares bits.
  * --own leaves each device its own choice of a kernel, or that of TESSERA_KERNEL, and forces none.
  * --backward computes the gradients of each problem that has no KV cache instead. With --any-order
  * their sums may be added in any order (determinism 1), where the problem allows that.
@@ -16,10 +20,12 @@
  * TESSERA_REQUIRE (comma list of backends) turns a missing one into a failure; TESSERA_TEST_FULL=1
  * compares many more rows of large problems; TESSERA_RANDOM_PROBLEMS overrides --random.
  */
+#include <dirent.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/testlib.h"
 #include "instance.h"
@@ -40,6 +46,7 @@ typedef struct one_case {
     const char *line;
     test_target *target;
     double most_flops; /* more are a mistake of the list; 0: no limit */
+    int repeats;       /* runs after the first one, whose bits must be the same */
     int *accepted;     /* of the target: how many problems its kernel took */
     FILE *bits;        /* NULL: compare with the reference */
     int backward, any_order;
@@ -101,6 +108,41 @@ static void reproduce(const one_case *c, const problem *p) {
                 n > 0 && n < (int)sizeof line ? line : c->line);
 }
 
+/* A run over outputs that are NaN, and whether its bits are those of `o` and `lse`. */
+static tess_status run_again(instance *x, const void *o, const void *lse, int *same) {
+    memset(x->o, 0xff, x->o_bytes);
+    if (x->lse_bytes) memset(x->lse, 0xff, x->lse_bytes);
+    tess_status status = TESS_OK;
+    if (x->o_bytes)
+        status =
+            tess_copy(x->device, x->run.o.buffer, tess_host_buffer(x->o, x->o_bytes), x->o_bytes);
+    if (status == TESS_OK && x->lse_bytes)
+        status = tess_copy(x->device, x->run.lse.buffer, tess_host_buffer(x->lse, x->lse_bytes),
+                           x->lse_bytes);
+    if (status == TESS_OK) status = instance_run(x, NULL);
+    if (status == TESS_OK) status = instance_fetch(x);
+    *same = memcmp(x->o, o, x->o_bytes) == 0 &&
+            (!x->lse_bytes || memcmp(x->lse, lse, x->lse_bytes) == 0);
+    return status;
+}
+
+static tess_status repeat(const one_case *c, instance *x, instance_verdict *verdict) {
+    if (!c->repeats || c->backward || !verdict->pass) return TESS_OK;
+    void *const o = calloc(1, x->o_bytes + 1), *const lse = calloc(1, x->lse_bytes + 1);
+    if (!o || !lse) exit(1);
+    memcpy(o, x->o, x->o_bytes);
+    if (x->lse_bytes) memcpy(lse, x->lse, x->lse_bytes);
+    tess_status status = TESS_OK;
+    for (int n = 1; n <= c->repeats && status == TESS_OK && verdict->pass; n++) {
+        status = run_again(x, o, lse, &verdict->pass);
+        if (!verdict->pass)
+            snprintf(verdict->what, sizeof verdict->what, "repeat %d has other bits", n);
+    }
+    free(o);
+    free(lse);
+    return status;
+}
+
 /* Backward in place of forward: every eighth problem has dQ in float32, one adds to dK and dV, and
  * one adds to all gradients. */
 static void turn_backward(problem *p, int any_order) {
@@ -113,10 +155,22 @@ static void turn_backward(problem *p, int any_order) {
     p->dq_add = kind == 7;
 }
 
+/* The kernel that TESSERA_KERNEL names, if plans of the target use no other; or NULL. */
+static const char *named_kernel(const test_target *target) {
+    const char *name = getenv("TESSERA_KERNEL");
+    const size_t length = strlen(target->backend);
+    return name && !target->kernel[0] && strncmp(name, target->backend, length) == 0 &&
+                   name[length] == '/'
+               ? name
+               : NULL;
+}
+
 /* A fast path may refuse, and any kernel what lavapipe cannot run: on a device in software alone.
  */
 static int may_refuse(const test_target *target, const char *why) {
+    const char *named = named_kernel(target);
     return (target->kernel[0] && !target->portable) ||
+           (named && strcmp(strchr(named, '/'), "/portable") != 0) ||
            (target->software && strstr(why, "lavapipe ends loops") != NULL);
 }
 
@@ -137,7 +191,8 @@ static void test_problem(void **state) {
         memo_of(c->line));
     if (status == TESS_ERROR_UNSUPPORTED && may_refuse(c->target, x.error)) {
         problem_free(&p);
-        return;
+        print_message("skipped: %s\n", x.error);
+        skip();
     }
     if (status != TESS_OK) {
         reproduce(c, &p);
@@ -157,6 +212,7 @@ static void test_problem(void **state) {
         verdict.pass = 1;
     } else if (run == TESS_OK) {
         instance_check(&x, rows_to_check(&x, &p), &verdict);
+        run = repeat(c, &x, &verdict);
     }
     const double flops = x.info.flops;
     instance_release(&x);
@@ -176,7 +232,9 @@ static void test_problem(void **state) {
 /* A kernel that refuses every problem would pass every test. */
 static void test_kernel_took_something(void **state) {
     const one_case *c = *state;
-    if (!*c->accepted) fail_msg("kernel %s took no problem at all", c->target->kernel);
+    const char *named = named_kernel(c->target), *kernel = named ? named : c->target->kernel;
+    print_message("%s took %d problems\n", kernel, *c->accepted);
+    if (!*c->accepted) fail_msg("kernel %s took no problem at all", kernel);
 }
 
 static void test_list_covers(void **state) {
@@ -231,7 +289,7 @@ static void options_error(const char *program) {
     fprintf(stderr,
             "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] "
             "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE] [--backward] [--any-order] "
-            "[--own]\n",
+            "[--own] [--repeats COUNT]\n",
             program);
     exit(2);
 }
@@ -257,7 +315,7 @@ static int read_shard(const char *text, int *shard, int *shards) {
 }
 
 typedef struct settings {
-    int shard, shards, every, print, backward, any_order, own;
+    int shard, shards, every, print, backward, any_order, own, repeats;
     long random_count; /* -1: the list */
     uint64_t seed;
     const char *backend, *masks, *single;
@@ -270,8 +328,8 @@ static settings read_options(int argc, char **argv) {
         {"random", 1, NULL, 'r'},   {"seed", 1, NULL, 'x'},      {"masks", 1, NULL, 'm'},
         {"line", 1, NULL, 'l'},     {"list", 0, NULL, 'p'},      {"bits", 1, NULL, 'b'},
         {"backward", 0, NULL, 'g'}, {"any-order", 0, NULL, 'o'}, {"own", 0, NULL, 'w'},
-        {NULL, 0, NULL, 0}};
-    settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1, .masks = "."};
+        {"repeats", 1, NULL, 'n'},  {NULL, 0, NULL, 0}};
+    settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &x.shard, &x.shards) == 0)
             continue;
@@ -295,6 +353,8 @@ static settings read_options(int argc, char **argv) {
             x.any_order = 1;
         else if (o == 'w')
             x.own = 1;
+        else if (o == 'n' && number(optarg) >= 0)
+            x.repeats = (int)number(optarg);
         else if (o == 'b' && (x.bits = fopen(optarg, "w")) != NULL)
             continue;
         else
@@ -374,6 +434,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
                 (one_case){list->lines[n],
                            &targets->items[t],
                            x->single || x->random_count >= 0 || x->backward ? 0 : LIST_FLOPS,
+                           x->repeats,
                            &accepted[t],
                            x->bits,
                            x->backward,
@@ -383,13 +444,17 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
         }
     }
     for (int t = 0; t < targets->count; t++) {
-        if (x->single || !targets->items[t].kernel[0]) continue;
-        /* A small part of the list may have nothing for a kernel; the whole of it must. */
+        const char *named = named_kernel(&targets->items[t]);
+        if (!named && (x->single || !targets->items[t].kernel[0])) continue;
+        /* A small part of the list may have nothing for a kernel; the whole of it must, and any
+         * part for a kernel that TESSERA_KERNEL names. */
         const int is_part = x->shards > 1 || x->every > 1 || x->random_count >= 0;
-        if (is_part && offered[t] < ENOUGH) continue;
-        cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL, x->backward, 0};
-        tests[n_tests++] = (struct CMUnitTest){targets->items[t].kernel, test_kernel_took_something,
-                                               NULL, NULL, &cases[n_cases++]};
+        if (is_part && offered[t] < (named ? 1 : ENOUGH)) continue;
+        cases[n_cases] =
+            (one_case){"", &targets->items[t], 0, 0, &accepted[t], NULL, x->backward, 0};
+        tests[n_tests++] =
+            (struct CMUnitTest){named ? named : targets->items[t].kernel,
+                                test_kernel_took_something, NULL, NULL, &cases[n_cases++]};
     }
     const int failed = _cmocka_run_group_tests("conformance", tests, n_tests, NULL, NULL);
     instance_memo_clear(&memo);
@@ -399,25 +464,55 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
     return failed;
 }
 
-int main(int argc, char **argv) {
-    const settings x = read_options(argc, argv);
+static int run(const settings *x) {
     problem_list list = {0};
-    if (make_list(&x, &list) != 0) return failed_early(&list);
-    if (x.print) {
+    if (make_list(x, &list) != 0) return failed_early(&list);
+    if (x->print) {
         for (int n = 0; n < list.count; n++) puts(list.lines[n]);
         list_free(&list);
         return 0;
     }
     test_targets targets;
     const int absent = test_targets_open(
-        &targets, x.backend, (x.own ? 0 : TEST_EACH_KERNEL) | (x.backward ? TEST_BACKWARD : 0));
+        &targets, x->backend, (x->own ? 0 : TEST_EACH_KERNEL) | (x->backward ? TEST_BACKWARD : 0));
     if (absent != 0) {
         list_free(&list);
         return absent;
     }
-    const int failed = run_list(&x, &list, &targets);
+    const int failed = run_list(x, &list, &targets);
     test_targets_close(&targets);
     list_free(&list);
-    if (x.bits && fclose(x.bits) != 0) return 1;
+    if (x->bits && fclose(x->bits) != 0) return 1;
     return failed != 0;
+}
+
+/* A temporary folder for masks, and its end, unless somebody needs what is in it. */
+static int masks_begin(char *folder, size_t size) {
+    const char *place = getenv("TMPDIR");
+    snprintf(folder, size, "%s/tessera-masks-XXXXXX", place && *place ? place : "/tmp");
+    if (mkdtemp(folder)) return 0;
+    perror(folder);
+    return -1;
+}
+
+static void masks_end(const char *folder, int keep) {
+    DIR *entries = keep || !*folder ? NULL : opendir(folder);
+    if (keep && *folder) fprintf(stderr, "masks are kept in %s\n", folder);
+    if (!entries) return;
+    for (const struct dirent *e; (e = readdir(entries)) != NULL;)
+        if (e->d_name[0] != '.') (void)unlinkat(dirfd(entries), e->d_name, 0);
+    closedir(entries);
+    (void)rmdir(folder);
+}
+
+int main(int argc, char **argv) {
+    settings x = read_options(argc, argv);
+    char folder[512] = "";
+    if (!x.masks && !x.single) {
+        if (masks_begin(folder, sizeof folder) != 0) return 1;
+        x.masks = folder;
+    }
+    const int status = run(&x);
+    masks_end(folder, x.print || (status != 0 && status != TEST_SKIPPED));
+    return status;
 }

@@ -16,7 +16,7 @@
 
 #include "common/serve.h"
 #include "common/testlib.h"
-#include "fake.h"
+#include "fake_find.h"
 #include "problem.h"
 
 static const char *backend, *folder;
@@ -657,18 +657,8 @@ int main(int argc, char **argv) {
     writes = argc > 3 && strcmp(argv[3], "--write") == 0;
     plain = argc > 3 && strcmp(argv[3], "--plain") == 0;
     is_cuda = strcmp(backend, "cuda") == 0;
-    const char *name = is_cuda ? "libcuda.so.1" : "libamdhip64.so.6";
-    union {
-        void *symbol;
-        fake_get_fn *function;
-    } get = {NULL};
-    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library) get.symbol = dlsym(library, "fake_get");
-    if (!get.symbol) {
-        printf("%s is not the library of this test; run it through ctest\n", name);
-        return 1;
-    }
-    driver = get.function();
+    driver = fake_find(backend, &library);
+    if (!driver) return 1;
     control = driver->control;
     /* The driver is initialised once for a process; what follows is the same every time. */
     tess_runtime *runtime = test_runtime(1);

@@ -7,7 +7,6 @@
  *
  *   driver_faults cuda|hip ARCHITECTURE
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,7 @@
 #include "common/serve.h"
 #include "common/serving_again.h"
 #include "common/testlib.h"
-#include "fake.h"
+#include "fake_find.h"
 #include "instance.h"
 
 enum {
@@ -409,20 +408,9 @@ int main(int argc, char **argv) {
     if (argc != 3) return 2;
     backend = argv[1];
     arch = argv[2];
-    const char *name = strcmp(backend, "cuda") == 0 ? "libcuda.so.1" : "libamdhip64.so.6";
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    union {
-        void *symbol;
-        fake_get_fn *function;
-    } get = {library ? dlsym(library, "fake_get") : NULL};
-    if (!get.symbol) {
-        fprintf(stderr,
-                "the first %s that is found is not the one of this test; see LD_LIBRARY_PATH in "
-                "tests/drivers/CMakeLists.txt\n",
-                name);
-        return 1;
-    }
-    driver = get.function();
+    void *library;
+    driver = fake_find(backend, &library);
+    if (!driver) return 1;
     control = driver->control;
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tessera/tessera_key_walk.h>
 
 #include "args.h"
 #include "common/elements.h"
+#include "common/key_blocks.h"
 #include "common/partials.h"
 #include "fake.h"
 #include "kernels/decode_args.h"
@@ -254,7 +254,7 @@ typedef struct row {
     const tess_class *cls;
     int64_t position, first_block, kv_head;
     float q[256];
-    double most, sum, o[256];
+    row_softmax softmax;
 } row;
 
 static int64_t block_of(int64_t token, int64_t block) {
@@ -297,7 +297,8 @@ static int find_key(const row *r, int64_t j, int64_t t, key *found) {
     return 1;
 }
 
-static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
+static void add_block(void *state, int64_t j, uint32_t bits, int masked) {
+    row *r = state;
     const buffers *b = r->b;
     const tess_args *a = b->a;
     const tess_sequence *s = r->sequence;
@@ -311,13 +312,10 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
         for (uint32_t e = 0; e < a->head_dim; e++)
             score += (double)r->q[e] * element_load(b->kv_dtype, b->k, found.k + e) * found.k_scale;
         if (a->scale < 0) score = -score;
-        const double scale = b->scale, most = fmax(score, r->most),
-                     keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
-        r->sum = r->sum * keep + weight;
-        r->most = most;
+        const double weight = softmax_weigh(&r->softmax, score, b->scale, (int)a->head_dim);
         for (uint32_t e = 0; e < a->head_dim; e++)
-            r->o[e] = r->o[e] * keep +
-                      weight * element_load(b->kv_dtype, b->v, found.v + e) * found.v_scale;
+            r->softmax.o[e] +=
+                weight * element_load(b->kv_dtype, b->v, found.v + e) * found.v_scale;
     }
 }
 
@@ -341,7 +339,7 @@ static void write_row(const buffers *b, const tess_sequence *s, int64_t token, i
 static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int64_t n) {
     const tess_args *a = b->a;
     const uint32_t *entries = b->tables + a->entries_at, *bits = b->tables + a->bits_at;
-    row r = {.b = b, .most = -INFINITY};
+    row r = {.b = b, .softmax.most = -INFINITY};
     r.sequence = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + job->sequence;
     r.cls = (const tess_class *)(const void *)(b->tables + a->classes_at) + job->cls;
     const tess_sequence *s = r.sequence;
@@ -353,20 +351,13 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
                       head * a->q_head;
     for (uint32_t e = 0; e < a->head_dim; e++)
         r.q[e] = element_load((uint32_t)b->dtype, b->q, q + e);
-    tess_key_run run;
-    for (uint64_t i = 0; i < tess_key_blocks(job); i += run.blocks) {
-        run = tess_key_run_at(job, r.cls, entries, bits, i);
-        for (int64_t k = 0; k < run.blocks; k++)
-            add_block(&r, run.block + k, run.bits, (int)run.masked);
-    }
-    for (uint32_t e = 0; e < a->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
-    if (job->partial == TESS_NO_PARTIAL) {
-        write_row(b, s, job->row + n, head, r.o,
-                  r.sum > 0 ? b->scale * r.most + log(r.sum) : -INFINITY);
-        return;
-    }
-    partial_write(partial_at(b, job->partial), a->partial_rows, (int)a->head_dim,
-                  pack * job->rows + n, r.o, r.most, r.sum);
+    key_blocks(job, r.cls, entries, bits, add_block, &r);
+    const double lse = softmax_end(&r.softmax, b->scale, (int)a->head_dim);
+    if (job->partial == TESS_NO_PARTIAL)
+        write_row(b, s, job->row + n, head, r.softmax.o, lse);
+    else
+        partial_write(partial_at(b, job->partial), a->partial_rows, (int)a->head_dim,
+                      pack * job->rows + n, &r.softmax);
 }
 
 static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, int64_t n) {

@@ -6,13 +6,12 @@
  *
  *   driver_turnover cuda|hip
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/testlib.h"
-#include "fake.h"
+#include "fake_find.h"
 #include "instance.h"
 
 static const fake_exports *driver;
@@ -269,17 +268,9 @@ static void *symbol(void *library, const char *cuda, const char *hip) {
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     backend = argv[1];
-    const char *name = strcmp(backend, "cuda") == 0 ? "libcuda.so.1" : "libamdhip64.so.6";
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    union {
-        void *symbol;
-        fake_get_fn *function;
-    } get = {library ? dlsym(library, "fake_get") : NULL};
-    if (!get.symbol) {
-        fprintf(stderr, "the first %s that is found is not the one of this test\n", name);
-        return 1;
-    }
-    driver = get.function();
+    void *library;
+    driver = fake_find(backend, &library);
+    if (!driver) return 1;
     control = driver->control;
     *(void **)&make_stream = symbol(library, "cuStreamCreate", "hipStreamCreateWithFlags");
     *(void **)&drop_stream = symbol(library, "cuStreamDestroy_v2", "hipStreamDestroy");

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tessera/tessera_key_walk.h>
 
 #include "common/backend_table.h"
 #include "common/elements.h"
+#include "common/key_blocks.h"
 #include "common/partials.h"
 
 enum { DEVICES = 2, MOST_BUFFERS = 256 };
@@ -224,7 +224,7 @@ typedef struct row_state {
     int64_t head, position, first_block;
     const char *tables;
     float q[256];
-    double most, sum, o[256];
+    row_softmax softmax;
 } row_state;
 
 static int64_t floor_block(int64_t token, int64_t block) {
@@ -275,7 +275,8 @@ static int find_key(const row_state *r, int64_t j, int64_t t, key_row *found) {
     return 1;
 }
 
-static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
+static void add_block(void *state, int64_t j, uint32_t bits, int masked) {
+    row_state *r = state;
     const tess_launch *l = r->launch;
     const tess_sequence *s = r->sequence;
     for (int64_t t = j * l->block; t < (j + 1) * l->block && t < s->kv_len; t++) {
@@ -290,15 +291,12 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
                      element_load(l->kv_dtype, address(&l->tensor[TESS_ROLE_K].buffer), key.k + e);
         score *= key.k_scale;
         if (l->scale < 0) score = -score;
-        const double scale = fabs((double)l->scale), most = score > r->most ? score : r->most;
-        const double keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
-        r->sum = r->sum * keep + weight;
+        const double weight =
+            softmax_weigh(&r->softmax, score, fabs((double)l->scale), l->head_dim);
         for (int e = 0; e < l->head_dim; e++)
-            r->o[e] =
-                r->o[e] * keep +
+            r->softmax.o[e] +=
                 weight * key.v_scale *
-                    element_load(l->kv_dtype, address(&l->tensor[TESS_ROLE_V].buffer), key.v + e);
-        r->most = most;
+                element_load(l->kv_dtype, address(&l->tensor[TESS_ROLE_V].buffer), key.v + e);
     }
 }
 
@@ -329,25 +327,18 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     r.tables = tables;
     r.position = (int64_t)r.sequence->q_first + job->row + row;
     r.first_block = floor_block((int64_t)r.sequence->q_first + job->row, l->block);
-    r.most = -INFINITY;
+    r.softmax.most = -INFINITY;
     const int64_t q = at(&l->tensor[TESS_ROLE_Q], r.sequence->batch,
                          r.sequence->q_start + job->row + row, r.head);
     for (int e = 0; e < l->head_dim; e++)
         r.q[e] = element_load(l->dtype, address(&l->tensor[TESS_ROLE_Q].buffer), q + e);
-    tess_key_run run;
-    for (uint64_t i = 0; i < tess_key_blocks(job); i += run.blocks) {
-        run = tess_key_run_at(job, r.cls, entries, bits, i);
-        for (int64_t b = 0; b < run.blocks; b++)
-            add_block(&r, run.block + b, run.bits, (int)run.masked);
-    }
-    for (int e = 0; e < l->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
-    if (job->partial == TESS_NO_PARTIAL) {
-        write_row(l, r.sequence, job->row + row, r.head, r.o,
-                  r.sum > 0 ? fabs((double)l->scale) * r.most + log(r.sum) : -INFINITY);
-        return;
-    }
-    partial_write(partial_at(l, job->partial), l->partial_rows, l->value_head_dim,
-                  head_in_pack * job->rows + row, r.o, r.most, r.sum);
+    key_blocks(job, r.cls, entries, bits, add_block, &r);
+    const double lse = softmax_end(&r.softmax, fabs((double)l->scale), l->head_dim);
+    if (job->partial == TESS_NO_PARTIAL)
+        write_row(l, r.sequence, job->row + row, r.head, r.softmax.o, lse);
+    else
+        partial_write(partial_at(l, job->partial), l->partial_rows, l->value_head_dim,
+                      head_in_pack * job->rows + row, &r.softmax);
 }
 
 static void merge_row(const tess_launch *l, const char *tables, const tess_merge *merge,

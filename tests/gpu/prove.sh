@@ -7,8 +7,9 @@
 # By default the backends are cuda, opencl and vulkan, as far as their drivers are here.
 #
 # The whole conformance list on every kernel of each backend, forward and gradients, the properties
-# with 100 repeats, those of gradients beside other work on the device, 500 random problems, the
-# applications of tests/interop, caches and steps, examples/generate.c, and on CUDA
+# with 100 repeats, those of gradients beside other work on the device, 500 random problems, 500
+# that each kernel on matrix units takes, with 100 runs and equal bits, the applications of
+# tests/interop, caches and steps, examples/generate.c, and on CUDA
 # compute-sanitizer's four checkers over a part of the list. BUILD is a build folder
 # (build/release), or any folder that holds the programs. Prints a line for each step; exit status 1
 # if one failed.
@@ -75,6 +76,14 @@ list() {
   for file in "$work"/shard-*.status; do [ "$(cat "$file")" = 0 ] || status=$(cat "$file"); done
   cat "$work"/shard-*.log >"$work/log"
   step "$target: $name" "$work/log" "$status"
+}
+
+# matrix KERNEL TIMES: random problems for a kernel on matrix units alone, each run 100 times more.
+# It takes one of TIMES: the others are float32, have few rows, or heads that are too large.
+matrix() {
+  list "random problems, 100 repeats" "$1" --random $((random * $2)) --seed 3 --repeats 100
+  awk -v want="$random" '/ took [0-9]+ problems$/ { got += $(NF - 1); some = 1 }
+    END { if (some) print "    it took " got (got < want ? ", fewer than " want : "") }' "$work/log"
 }
 
 # gradients BACKEND: the list, in both orders of additions where there are two, and 100 runs with
@@ -162,6 +171,12 @@ for backend in "$@"; do
   gradients "$backend"
   [ "$random" = 0 ] ||
     list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
+  if [ "$random" != 0 ]; then
+    case $backend in
+    vulkan) matrix vulkan/coopmat 4 ;;
+    opencl) matrix opencl/nv_mma 2; matrix opencl/intel_dpas 4 ;;
+    esac
+  fi
   for name in steps append append_wide quantised copy_pages merge_parts; do
     own=$(program $name)
     [ -n "$own" ] || continue
@@ -175,7 +190,7 @@ for backend in "$@"; do
   done
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
-    "$interop" >"$work/log" 2>&1
+    TESSERA_TEST_FULL=1 "$interop" >"$work/log" 2>&1
     step "$backend: an application's own objects" "$work/log" $?
   fi
   generate=$(program generate)

@@ -22,13 +22,7 @@
 #include "loader.h"
 #include <tessera/tessera_opencl.h>
 
-enum {
-    OUT_OF_RESOURCES = -5,
-    NOT_AVAILABLE = -2,
-    INVALID_OPERATION = -59,
-    RUNNING = 1,
-    MOST_CALLS = 2000
-};
+enum { MOST_CALLS = 2000 };
 
 static loader_control *control;
 static char cache_folder[512];
@@ -125,8 +119,8 @@ static int is_right(tess_status status, int code, int opened, int seen) {
     (void)seen;
     if (status == TESS_OK) return 1; /* what only informs may fail */
     if (!opened) return status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_OUT_OF_MEMORY;
-    if (code == OUT_OF_RESOURCES) return status == TESS_ERROR_OUT_OF_MEMORY;
-    if (code == NOT_AVAILABLE) return status == TESS_ERROR_DEVICE_LOST;
+    if (code == CL_OUT_OF_RESOURCES) return status == TESS_ERROR_OUT_OF_MEMORY;
+    if (code == CL_DEVICE_NOT_AVAILABLE) return status == TESS_ERROR_DEVICE_LOST;
     return status == TESS_ERROR_NATIVE || status == TESS_ERROR_INVALID;
 }
 
@@ -149,11 +143,11 @@ static void test_wait_ends(void **state) {
                             .cpu_threads = 1};
     assert_ok(tess_runtime_create(&rd, &runtime));
     assert_ok(tess_device_open(runtime, &dd, &device));
-    control->shown = RUNNING;
+    control->shown = CL_RUNNING;
     assert_error(tess_wait(device, 0), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
     assert_error(tess_wait(device, 20000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
     /* Work that failed shows the error in place of its state, and is not waited for any longer. */
-    control->shown = OUT_OF_RESOURCES;
+    control->shown = CL_OUT_OF_RESOURCES;
     assert_error(tess_wait(device, 1000000000), TESS_ERROR_OUT_OF_MEMORY, "tess_wait", NULL);
     assert_error_has("the work failed");
     control->shown = 0;
@@ -243,8 +237,8 @@ static tess_status run_with_event_timed(instance *x) {
 
 static void test_same_plan_again(void **state) {
     (void)state;
-    static const again_fault codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
-                                        {INVALID_OPERATION, TESS_ERROR_NATIVE}};
+    static const again_fault codes[] = {{CL_OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
+                                        {CL_INVALID_OPERATION, TESS_ERROR_NATIVE}};
     static tess_status (*const ways[])(instance * x) = {
         again_run, again_run_timed, run_without_event, run_with_event, run_with_event_timed};
     test_heap heap;
@@ -285,11 +279,11 @@ static void test_gradients_again(void **state) {
     (void)state;
     static const again a = {again_fail, failures, failed, again_run, again_live};
     static const gradients_again g = {"opencl:0", &a, TESS_ERROR_OUT_OF_MEMORY, nothing_lives};
-    again_code = OUT_OF_RESOURCES;
+    again_code = CL_OUT_OF_RESOURCES;
     gradients_fail(&g, 9);
 }
 
-SERVER_TEST(OUT_OF_RESOURCES, "opencl:0")
+SERVER_TEST(CL_OUT_OF_RESOURCES, "opencl:0")
 
 static int setup(void **state) {
     (void)state;
@@ -337,10 +331,10 @@ int main(void) {
         TEST(test_same_plan_again),
         TEST(test_server_again),
         TEST(test_gradients_again),
-        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0, 0),
-        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1, 1),
-        LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1, 3),
-        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_OPERATION, 0, 2),
+        LIFE_TEST("no memory, once", test_calls_fail, CL_OUT_OF_RESOURCES, 0, 0),
+        LIFE_TEST("no memory from then on", test_calls_fail, CL_OUT_OF_RESOURCES, 1, 1),
+        LIFE_TEST("device gone", test_calls_fail, CL_DEVICE_NOT_AVAILABLE, 1, 3),
+        LIFE_TEST("unexpected, once", test_calls_fail, CL_INVALID_OPERATION, 0, 2),
         TEST(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);

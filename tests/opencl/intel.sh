@@ -5,9 +5,9 @@
 # "fetch" it is unpacked below FOLDER, from where this machine's own packages come from, of a suite
 # that has it: 300 MB. By hand: nobody has to have it.
 set -u
+. "$(dirname "$0")/../common/debian_suite.sh"
 tree=$1
 folder=$2
-suite=sid
 skip() {
   case ",${TESSERA_REQUIRE:-}," in *,ocloc,*) echo "$1"; exit 1 ;; esac
   echo "skipped: $1"
@@ -16,36 +16,9 @@ skip() {
 mkdir -p "$folder" || exit 1
 folder=$(cd "$folder" && pwd)
 
-# Unpacks the compiler, with all libraries of its own.
-fetch() {
-  key=/usr/share/keyrings/debian-archive-keyring.gpg
-  [ -f $key ] || skip "there are no keys of Debian's archive"
-  site=$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 'Origin: Debian' \
-    'Component: main' 2>/dev/null | head -n 1)
-  [ -n "$site" ] || skip "apt has no source of Debian's packages"
-  mkdir -p "$folder/lists/partial" "$folder/archives/partial" "$folder/root"
-  echo "deb [signed-by=$key] $site $suite main" >"$folder/sources"
-  : >"$folder/status"
-  cat >"$folder/apt.conf" <<END
-Dir::State "$folder";
-Dir::State::lists "$folder/lists";
-Dir::State::status "$folder/status";
-Dir::Cache "$folder";
-Dir::Cache::archives "$folder/archives";
-Dir::Etc::SourceList "$folder/sources";
-Dir::Etc::SourceParts "/dev/null";
-Acquire::Languages "none";
-END
-  APT_CONFIG="$folder/apt.conf"
-  export APT_CONFIG
-  apt-get -qq update || skip "$site has no $suite, or is not reached"
-  # Its libraries are found by name when it runs: no package asks for them.
-  apt-get -qq -y --no-install-recommends --download-only install intel-ocloc libigdfcl2 libigc2 ||
-    skip "the packages of $suite are not to be had"
-  for package in "$folder"/archives/*.deb; do dpkg-deb -x "$package" "$folder/root" || exit 1; done
-  rm -rf "$folder/archives" "$folder/lists"
-}
-[ "${3:-}" != fetch ] || [ -d "$folder/root" ] || fetch
+# Its libraries are found by name when it runs: no package asks for them.
+[ "${3:-}" != fetch ] || [ -d "$folder/root" ] ||
+  unpack_packages "$folder" sid intel-ocloc libigdfcl2 libigc2
 if [ -d "$folder/root" ]; then
   libraries=$(dirname "$(find "$folder/root" -name 'libocloc.so*' | head -n 1)")
   program=$(find "$folder/root/usr/bin" -name 'ocloc*' | head -n 1)

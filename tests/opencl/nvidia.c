@@ -104,7 +104,7 @@ static cl_int intel_device_info(cl_int code, cl_uint what, size_t size, void *va
 
 cl_int nvidia_device_info(cl_int code, cl_uint what, size_t size, void *value, size_t *bytes) {
     if (intel_mode()) return intel_device_info(code, what, size, value, bytes);
-    static const char extension[] = " cl_nv_device_attribute_query";
+    static const char extension[] = " cl_nv_device_attribute_query cl_nv_compiler_options";
     unsigned version[2] = {8, 0};
     if (what == CL_DEVICE_EXTENSIONS && code == CL_SUCCESS && value &&
         strlen(value) + sizeof extension <= size)
@@ -159,6 +159,9 @@ const char *nvidia_options(cl_program program, const char *options) {
     if (dtype == (number) && dims == (most)) run = nvidia_lockstep_##number##_##most;
         INSTANCES(CHOOSE)
     }
+    /* The last option of tiles, which PoCL does not know. */
+    const char *registers = options ? strstr(options, " -cl-nv-maxrregcount=") : NULL;
+    if (registers) snprintf(own, sizeof own, "%.*s", (int)(registers - options), options);
     if (run)
         snprintf(own, sizeof own,
                  "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_THREADS=%u", dtype, dims,
@@ -168,7 +171,7 @@ const char *nvidia_options(cl_program program, const char *options) {
     own_program->run = run;
     own_program->threads = threads;
     pthread_mutex_unlock(&lock);
-    return run ? own : options;
+    return run || registers ? own : options;
 }
 
 void nvidia_buffer(cl_mem buffer, size_t size) {

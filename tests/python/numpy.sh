@@ -6,4 +6,4 @@ for module in numpy pytest; do
 done
 cd "$2" || exit 1
 PYTHONPATH=$PWD exec "$1" -B -m pytest -p no:cacheprovider tests/test_structures.py \
-  tests/test_patterns.py tests/test_numpy.py --library "$3"
+  tests/test_patterns.py tests/test_numpy.py tests/test_ranks.py --library "$3"

@@ -16,77 +16,59 @@ enum { BLOCK = 4, STEP_DTYPE = TESS_F32 };
 #endif
 enum { TOKENS = 96, LOCAL = 2, STRIDE = 4, CHUNK = 2 * BLOCK + 1 };
 
-static cache_shape shape_of(const char *name, uint32_t dtype, int32_t page, int compact) {
-    return (cache_shape){.name = name,
-                         .pattern = test_s2_pattern(BLOCK, LOCAL, STRIDE),
-                         .heads = 4,
-                         .kv_heads = 2,
-                         .head_dim = 8,
-                         .dtype = dtype,
-                         .max_tokens = TOKENS,
-                         .max_chunk = CHUNK,
-                         .page = page,
-                         .compact = compact};
-}
+/* What is left out is filled in below. */
+#define SHAPE(title, type, ...) \
+    { .name = (title), .dtype = (type), __VA_ARGS__ }
+#define DENSE_HEAD    .pattern.dense_heads = 1
+#define BLOCKS_OF_5   .pattern.block = 5
+#define PAGES(tokens) .page = (tokens)
+#define COMPACT       .compact = 1
+static const cache_shape listed[] = {
+    SHAPE("contiguous f32", TESS_F32, .page = 0),
+    SHAPE("contiguous bf16, an element off, heads apart", TESS_BF16, .shift = 1, .head_major = 1),
+    SHAPE("contiguous f16, packed", TESS_F16, .packed = 1),
+    SHAPE("contiguous f32, more elements than threads", TESS_F32, .heads = 16, .head_dim = 24),
+    SHAPE("pages of 16, f32", TESS_F32, PAGES(16)),
+    SHAPE("pages of 32, packed, an element off, bf16", TESS_BF16, PAGES(32), .shift = 1,
+          .packed = 1),
+    SHAPE("compact, f32", TESS_F32, COMPACT),
+    SHAPE("compact, packed, a dense head, f16", TESS_F16, COMPACT, DENSE_HEAD, .packed = 1),
+    SHAPE("compact, pages of 16, a dense head, bf16", TESS_BF16, COMPACT, PAGES(16), DENSE_HEAD,
+          .head_major = 1),
+    /* A page holds parts of blocks, and a block lies in parts of pages. */
+    SHAPE("compact, pages of 16, blocks of 5, packed, f32", TESS_F32, COMPACT, PAGES(16),
+          BLOCKS_OF_5, .packed = 1),
+    SHAPE("pages of 16, ids out of range, f16", TESS_F16, PAGES(16), .hostile = 1),
+    SHAPE("compact, pages of 32, ids out of range, a dense head, f32", TESS_F32, COMPACT, PAGES(32),
+          DENSE_HEAD, .hostile = 1),
+    SHAPE("steps, contiguous", STEP_DTYPE, .steps = 1),
+    SHAPE("steps, pages of 16, ids out of range, bf16", TESS_BF16, PAGES(16), .steps = 1,
+          .hostile = 1),
+    SHAPE("steps, pages of 32, parts, f16", TESS_F16, PAGES(32), .steps = 1, .kv_split = 3),
+    SHAPE("steps, compact", STEP_DTYPE, COMPACT, .steps = 1),
+    SHAPE("steps, compact, pages of 16, a dense head, parts", STEP_DTYPE, COMPACT, PAGES(16),
+          DENSE_HEAD, .steps = 1, .kv_split = 3),
+    /* Six heads of different residues. */
+    SHAPE("steps, compact, pages of 32, blocks of 5, f16", TESS_F16, COMPACT, PAGES(32),
+          BLOCKS_OF_5, DENSE_HEAD, .steps = 1, .heads = 6),
+};
 
-/* One plan for all lengths, and steps. */
-static cache_shape steps_of(const char *name, uint32_t dtype, int32_t page, int compact) {
-    cache_shape shape = shape_of(name, dtype, page, compact);
-    shape.packed = shape.steps = 1;
-    return shape;
-}
-
-enum { SHAPES = 18 };
+enum { SHAPES = sizeof listed / sizeof *listed };
 
 static void list_shapes(cache_shape shapes[SHAPES]) {
-    int n = 0;
-    shapes[n++] = shape_of("contiguous f32", TESS_F32, 0, 0);
-    shapes[n] = shape_of("contiguous bf16, an element off, heads apart", TESS_BF16, 0, 0);
-    shapes[n].shift = 1;
-    shapes[n++].head_major = 1;
-    shapes[n] = shape_of("contiguous f16, packed", TESS_F16, 0, 0);
-    shapes[n++].packed = 1;
-    shapes[n] = shape_of("contiguous f32, more elements than threads", TESS_F32, 0, 0);
-    shapes[n].head_dim = 24;
-    shapes[n].heads = 16;
-    shapes[n++].kv_heads = 16;
-    shapes[n++] = shape_of("pages of 16, f32", TESS_F32, 16, 0);
-    shapes[n] = shape_of("pages of 32, packed, an element off, bf16", TESS_BF16, 32, 0);
-    shapes[n].shift = 1;
-    shapes[n++].packed = 1;
-    shapes[n++] = shape_of("compact, f32", TESS_F32, 0, 1);
-    shapes[n] = shape_of("compact, packed, a dense head, f16", TESS_F16, 0, 1);
-    shapes[n].pattern.dense_heads = 1;
-    shapes[n++].packed = 1;
-    shapes[n] = shape_of("compact, pages of 16, a dense head, bf16", TESS_BF16, 16, 1);
-    shapes[n].pattern.dense_heads = 1;
-    shapes[n++].head_major = 1;
-    /* A page holds parts of blocks, and a block lies in parts of pages. */
-    shapes[n] = shape_of("compact, pages of 16, blocks of 5, packed, f32", TESS_F32, 16, 1);
-    shapes[n].pattern = test_s2_pattern(5, 1, 3);
-    shapes[n++].packed = 1;
-    shapes[n] = shape_of("pages of 16, ids out of range, f16", TESS_F16, 16, 0);
-    shapes[n++].hostile = 1;
-    shapes[n] =
-        shape_of("compact, pages of 32, ids out of range, a dense head, f32", TESS_F32, 32, 1);
-    shapes[n].pattern.dense_heads = 1;
-    shapes[n++].hostile = 1;
-    shapes[n++] = steps_of("steps, contiguous", STEP_DTYPE, 0, 0);
-    shapes[n] = steps_of("steps, pages of 16, ids out of range, bf16", TESS_BF16, 16, 0);
-    shapes[n++].hostile = 1;
-    shapes[n] = steps_of("steps, pages of 32, parts, f16", TESS_F16, 32, 0);
-    shapes[n++].kv_split = 3;
-    shapes[n++] = steps_of("steps, compact", STEP_DTYPE, 0, 1);
-    shapes[n] = steps_of("steps, compact, pages of 16, a dense head, parts", STEP_DTYPE, 16, 1);
-    shapes[n].pattern.dense_heads = 1;
-    shapes[n++].kv_split = 3;
-    /* Six heads of different residues. */
-    shapes[n] = steps_of("steps, compact, pages of 32, blocks of 5, f16", TESS_F16, 32, 1);
-    shapes[n].pattern = test_s2_pattern(5, 1, 3);
-    shapes[n].pattern.dense_heads = 1;
-    shapes[n].heads = 6;
-    shapes[n++].kv_heads = 6;
-    assert_int_equal(n, SHAPES);
+    for (int n = 0; n < SHAPES; n++) {
+        cache_shape *shape = &shapes[n];
+        *shape = listed[n];
+        shape->pattern = listed[n].pattern.block ? test_s2_pattern(5, 1, 3)
+                                                 : test_s2_pattern(BLOCK, LOCAL, STRIDE);
+        shape->pattern.dense_heads = listed[n].pattern.dense_heads;
+        shape->kv_heads = shape->heads ? shape->heads : 2;
+        if (!shape->heads) shape->heads = 4;
+        if (!shape->head_dim) shape->head_dim = 8;
+        shape->packed |= shape->steps; /* one plan for all lengths */
+        shape->max_tokens = TOKENS;
+        shape->max_chunk = CHUNK;
+    }
 }
 
 /* What the sequences take of the pools is what tess_layout_pages says. */

@@ -214,51 +214,41 @@ enum { HEADS = 6, KV_HEADS = 2, DIM = 40, KEYS = 700, BLOCK = 32, PLACES = 8 };
 
 typedef struct split_case {
     const char *name;
-    tess_pattern pattern;
     uint32_t dtype;
     int64_t q_len, part_keys, parts;
+    tess_pattern pattern;
 } split_case;
 
-#define S2 .kind = TESS_PATTERN_S2, .local = 3, .stride = 4
+#define DENSE  .kind = TESS_PATTERN_DENSE
+#define S2     .kind = TESS_PATTERN_S2, .local = 3, .stride = 4
+#define WINDOW .kind = TESS_PATTERN_WINDOW
+#define BLOCKS .kind = TESS_PATTERN_BLOCKS, .mask = mask, .mask_heads = 1
 static uint8_t mask[22 * 22];
 static const split_case splits[] = {
-    {"dense, 4 parts", {.kind = TESS_PATTERN_DENSE}, TESS_F32, 130, 192, 4},
-    {"dense, 8 parts", {.kind = TESS_PATTERN_DENSE}, TESS_BF16, 700, 96, 8},
-    {"decode, 8 parts, 2 empty", {.kind = TESS_PATTERN_DENSE}, TESS_F16, 1, 128, 8},
-    {"S2, 4 parts", {S2}, TESS_F16, 700, 192, 4},
-    {"S2, 8 parts, 2 empty", {S2, .dense_heads = 1}, TESS_F32, 200, 128, 8},
+    {"dense, 4 parts", TESS_F32, 130, 192, 4, {DENSE}},
+    {"dense, 8 parts", TESS_BF16, 700, 96, 8, {DENSE}},
+    {"decode, 8 parts, 2 empty", TESS_F16, 1, 128, 8, {DENSE}},
+    {"S2, 4 parts", TESS_F16, 700, 192, 4, {S2}},
+    {"S2, 8 parts, 2 empty", TESS_F32, 200, 128, 8, {S2, .dense_heads = 1}},
     {"both ways, 8 parts",
-     {S2, .flags = TESS_PATTERN_BIDIRECTIONAL, .local_right = 2},
      TESS_F32,
      333,
      96,
-     8},
-    {"window, 4 parts",
-     {.kind = TESS_PATTERN_WINDOW, .left = 150, .sinks = 50},
-     TESS_F32,
-     700,
-     192,
-     4},
+     8,
+     {S2, .flags = TESS_PATTERN_BIDIRECTIONAL, .local_right = 2}},
+    {"window, 4 parts", TESS_F32, 700, 192, 4, {WINDOW, .left = 150, .sinks = 50}},
     {"window both ways, 8 parts",
-     {.kind = TESS_PATTERN_WINDOW,
-      .flags = TESS_PATTERN_BIDIRECTIONAL,
-      .left = 60,
-      .right = 90,
-      .sinks = 200},
      TESS_F32,
      400,
      96,
-     8},
+     8,
+     {WINDOW, .flags = TESS_PATTERN_BIDIRECTIONAL, .left = 60, .right = 90, .sinks = 200}},
     {"blocks, 4 parts",
-     {.kind = TESS_PATTERN_BLOCKS,
-      .mask = mask,
-      .mask_heads = 1,
-      .mask_query_blocks = 22,
-      .mask_key_blocks = 22},
      TESS_F32,
      500,
      192,
-     4},
+     4,
+     {BLOCKS, .mask_query_blocks = 22, .mask_key_blocks = 22}},
 };
 
 static tess_plan *plan_of(const test_target *target, const tess_layout *layout, const split_case *x,

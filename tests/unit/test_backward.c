@@ -66,14 +66,14 @@ static int setup(void **state) {
     rig.rows[0].op = TESS_OP_BACKWARD;
     rig.rows[1] = (rig_row){.name = "forward"};
     rig.n_rows = 2;
-    rig.tile_rows = 16;
-    rig.tile_step = rig.step_rows = 8;
-    rig.pack_rows = 0;
-    rig.stages = TWO_PASSES;
-    rig.tile_keys = 8;
-    rig.strip_rows = 12;
-    rig.strip_bytes = 100;
-    rig.scratch_bytes = 30;
+    rig.kernel.tile_rows = 16;
+    rig.kernel.tile_step = rig.kernel.step_rows = 8;
+    rig.kernel.pack_rows = 0;
+    rig.kernel.stages = TWO_PASSES;
+    rig.kernel.tile_keys = 8;
+    rig.kernel.strip_rows = 12;
+    rig.kernel.strip_bytes = 100;
+    rig.kernel.scratch_bytes = 30;
     device = open_device(runtime);
     const tess_pattern p = s2_pattern(4, 2, 3, 0);
     layout = make_layout(runtime, &p, HEADS, KV_HEADS, 100);
@@ -206,7 +206,8 @@ static void test_kernels(void **state) {
     (void)state;
     const tess_plan_desc d = plan_desc();
     tess_plan *none = NULL;
-    uint32_t *const sizes[] = {&rig.tile_keys, &rig.step_rows, &rig.strip_rows};
+    uint32_t *const sizes[] = {&rig.kernel.tile_keys, &rig.kernel.step_rows,
+                               &rig.kernel.strip_rows};
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
         const uint32_t before = *sizes[n];
         for (int k = 0; k < 2; k++) {
@@ -216,7 +217,7 @@ static void test_kernels(void **state) {
         *sizes[n] = before;
     }
     for (uint32_t stages = 0; stages < 1u << TESS_STAGES; stages++) {
-        rig.stages = stages;
+        rig.kernel.stages = stages;
         if (stages == TWO_PASSES || stages == ONE_PASS) continue;
         assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
     }
@@ -242,9 +243,9 @@ static void test_turns(void **state) {
     (void)state;
     const tess_plan_desc d = plan_desc();
     tess_plan *none = NULL;
-    rig.stages = ONE_PASS;
-    rig.step_rows = 12;
-    rig.turns = 1;
+    rig.kernel.stages = ONE_PASS;
+    rig.kernel.step_rows = 12;
+    rig.kernel.turns = 1;
     remake(&d);
     assert_int_equal(1, rig.key.turns);
     uint32_t waits = 0;
@@ -254,21 +255,21 @@ static void test_turns(void **state) {
         waits += (s->step & TESS_TURN_WAIT) != 0;
     }
     assert_true(waits > 0);
-    rig.turns = 2;
+    rig.kernel.turns = 2;
     assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
-    rig.turns = 1;
-    rig.step_rows = 6;
+    rig.kernel.turns = 1;
+    rig.kernel.step_rows = 6;
     assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
-    rig.step_rows = 12;
-    rig.stages = TWO_PASSES;
+    rig.kernel.step_rows = 12;
+    rig.kernel.stages = TWO_PASSES;
     assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
-    rig.stages = ONE_PASS;
+    rig.kernel.stages = ONE_PASS;
     tess_pattern both = s2_pattern(4, 2, 3, 0);
     both.flags = TESS_PATTERN_BIDIRECTIONAL;
     tess_layout *other = make_layout(runtime, &both, HEADS, KV_HEADS, 100);
     assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, other, &d, &none));
     assert_int_equal(0, rig.key.turns);
-    rig.turns = 0;
+    rig.kernel.turns = 0;
     assert_int_equal(TESS_OK, tess_plan_create(device, other, &d, &none));
     tess_plan_release(none);
     tess_layout_release(other);
@@ -284,7 +285,7 @@ static void test_tables(void **state) {
     d.cu_kv_lens = kv;
     d.q_len = d.kv_len = 0;
     for (int one = 0; one < 2; one++) {
-        rig.stages = one ? ONE_PASS : TWO_PASSES;
+        rig.kernel.stages = one ? ONE_PASS : TWO_PASSES;
         remake(&d);
         assert_int_equal(4, plan->n_sequences);
         assert_int_equal(0, plan->sequences[1].q_len);
@@ -309,7 +310,7 @@ static void test_tables(void **state) {
         assert_int_equal(8, info.tile_keys);
         assert_int_equal(0, info.n_merge_jobs);
         assert_true(info.flops == 10.0 * DIM * (double)info.kept_pairs);
-        assert_int_equal(rig.stages, launched());
+        assert_int_equal(rig.kernel.stages, launched());
     }
 }
 
@@ -342,7 +343,7 @@ static void test_wanted(void **state) {
     (void)state;
     const tess_plan_desc d = plan_desc();
     for (int one = 0; one < 2; one++) {
-        rig.stages = one ? ONE_PASS : TWO_PASSES;
+        rig.kernel.stages = one ? ONE_PASS : TWO_PASSES;
         remake(&d);
         for (uint32_t wanted = 1; wanted < 8; wanted++) {
             fill(plan);
@@ -368,9 +369,9 @@ static void test_ranges(void **state) {
     (void)state;
     uint64_t without = 0;
     for (int one = 0; one < 3; one++) {
-        rig.stages = one ? ONE_PASS : TWO_PASSES;
-        rig.step_rows = rig.strip_rows;
-        rig.turns = one == 2;
+        rig.kernel.stages = one ? ONE_PASS : TWO_PASSES;
+        rig.kernel.step_rows = rig.kernel.strip_rows;
+        rig.kernel.turns = one == 2;
         rig.caps.range_blocks = 7;
         tess_device_release(device);
         device = open_device(runtime);
@@ -516,9 +517,9 @@ static void test_failing_memory(void **state) {
     (void)state;
     const tess_plan_desc d = plan_desc();
     uint64_t failed = 0;
-    rig.stages = ONE_PASS;
-    rig.step_rows = rig.strip_rows;
-    rig.turns = 1;
+    rig.kernel.stages = ONE_PASS;
+    rig.kernel.step_rows = rig.kernel.strip_rows;
+    rig.kernel.turns = 1;
     for (uint64_t at = 1;; at++) {
         tess_plan *made = NULL;
         const uint64_t live = heap.live;

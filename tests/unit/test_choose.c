@@ -62,12 +62,12 @@ static void test_careless(void **state) {
     rig.rows[0].name = "0123456789012345678901234567890123456789012345678901234567890123456789";
     refused(NULL, TESS_ERROR_NATIVE, "too long a name");
     rig.rows[0].name = "plain";
-    rig.tile_rows = 0;
+    rig.kernel.tile_rows = 0;
     refused(NULL, TESS_ERROR_NATIVE, "kernel plain has no tile_rows or tile_step");
-    rig.tile_rows = 16;
-    rig.tile_step = 0;
+    rig.kernel.tile_rows = 16;
+    rig.kernel.tile_step = 0;
     refused(NULL, TESS_ERROR_NATIVE, "kernel plain has no tile_rows or tile_step");
-    rig.tile_step = 1;
+    rig.kernel.tile_step = 1;
     takes(NULL, "rig/plain");
 }
 

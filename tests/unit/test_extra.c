@@ -1,23 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Structures of applications that backends read: every size but the known one and longer ones
  * with a tail of zeros is refused, and nothing behind struct_size is read. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/testlib.h"
 #include "extra.h"
-
-static char message[512];
-
-static tess_status host_fail(const tess_host *host, tess_status status, const char *format, ...) {
-    va_list arguments;
-    (void)host;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    return status;
-}
+#include "fixtures/host_message.h"
 
 static const tess_host host = {
     .abi = TESS_BACKEND_ABI, .struct_size = sizeof host, .fail = host_fail};
@@ -41,7 +30,7 @@ static unsigned char *make(uint32_t size, const extra *from) {
 
 static void test_every_size(void **state) {
     (void)state;
-    const extra from = {.reserved = 1, .pointer = message, .number = 2};
+    const extra from = {.reserved = 1, .pointer = host_message, .number = 2};
     for (uint32_t size = 4; size <= KNOWN + TAIL; size++) {
         unsigned char *bytes = make(size, &from);
         extra copy = {0};
@@ -49,14 +38,14 @@ static void test_every_size(void **state) {
         const tess_status status = tess_extra_read(&host, "stream.extra", bytes, &copy, KNOWN);
         if (status != (legal ? TESS_OK : TESS_ERROR_VERSION))
             fail_msg("%u bytes of %d: %s", size, (int)KNOWN, tess_status_name(status));
-        assert_true(copy.pointer == (legal ? message : NULL));
-        if (!legal) assert_memory_equal(message, "stream.extra.struct_size: ", 26);
+        assert_true(copy.pointer == (legal ? host_message : NULL));
+        if (!legal) assert_memory_equal(host_message, "stream.extra.struct_size: ", 26);
         /* each byte that this version does not know */
         for (uint32_t at = KNOWN; legal && at < size; at++) {
             bytes[at] = 1;
             assert_int_equal(tess_extra_read(&host, "native", bytes, &copy, KNOWN),
                              TESS_ERROR_VERSION);
-            assert_memory_equal(message, "native.struct_size: ", 20);
+            assert_memory_equal(host_message, "native.struct_size: ", 20);
             bytes[at] = 0;
         }
         free(bytes);

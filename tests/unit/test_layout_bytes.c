@@ -21,6 +21,28 @@ static void seal(unsigned char *data, size_t size) {
     for (int n = 0; n < 8; n++) data[size - 8 + (size_t)n] = (unsigned char)(sum >> (8 * n));
 }
 
+/* With another byte at `at`, and the checksum of that, the bytes are refused for `field`. */
+static void assert_corrupt(unsigned char *data, size_t size, size_t at, unsigned char byte,
+                           const char *field) {
+    tess_layout *back = NULL;
+    data[at] = byte;
+    seal(data, size);
+    assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT,
+                 "tess_layout_deserialize", field);
+    assert_null(back);
+}
+
+/* This many heads of a model from head_first on. */
+static tess_layout_desc slice_of(const tess_pattern *p, int32_t heads, int32_t kv_heads,
+                                 int32_t head_first, int64_t tokens) {
+    return (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                              .pattern = p,
+                              .n_heads = heads,
+                              .n_kv_heads = kv_heads,
+                              .head_first = head_first,
+                              .max_tokens = tokens};
+}
+
 static void assert_same(const spec *x, const tess_layout *a, const tess_layout *b) {
     tess_layout_info ia = {.struct_size = sizeof ia}, ib = {.struct_size = sizeof ib};
     assert_int_equal(TESS_OK, tess_layout_query(a, &ia));
@@ -101,13 +123,8 @@ static void test_format(void **state) {
     p.mask_heads = 2;
     p.mask_query_blocks = 2;
     p.mask_key_blocks = 9;
-    tess_layout_desc d = {.struct_size = sizeof d,
-                          .pattern = &p,
-                          .n_heads = 2,
-                          .n_kv_heads = 1,
-                          .head_first = 2,
-                          .max_tokens = 300,
-                          .max_chunk = 5};
+    tess_layout_desc d = slice_of(&p, 2, 1, 2, 300);
+    d.max_chunk = 5;
     tess_layout *layout = NULL;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
     size_t size;
@@ -126,12 +143,7 @@ static void test_format(void **state) {
 static void test_uneven_slice(void **state) {
     (void)state;
     tess_pattern p = {.struct_size = sizeof p};
-    tess_layout_desc d = {.struct_size = sizeof d,
-                          .pattern = &p,
-                          .n_heads = 4,
-                          .n_kv_heads = 2,
-                          .head_first = 3,
-                          .max_tokens = 100};
+    tess_layout_desc d = slice_of(&p, 4, 2, 3, 100);
     const spec x = {.pattern = p, .layout = d};
     tess_layout *layout = NULL, *back = NULL;
     size_t size;
@@ -158,13 +170,8 @@ static void test_head_ids(void **state) {
     (void)state;
     static const int32_t follow[] = {2, 3, 4, 5}, listed[] = {5, 4, 0x01020304, 0x01020305};
     const tess_pattern p = {.struct_size = sizeof p};
-    tess_layout_desc d = {.struct_size = sizeof d,
-                          .pattern = &p,
-                          .n_heads = 4,
-                          .n_kv_heads = 2,
-                          .head_first = 2,
-                          .heads_total = 0x02000000,
-                          .max_tokens = 300};
+    tess_layout_desc d = slice_of(&p, 4, 2, 2, 300);
+    d.heads_total = 0x02000000;
     tess_layout *first = NULL, *list = NULL, *back = NULL;
     size_t size, list_size;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &first));
@@ -207,16 +214,11 @@ static void test_head_ids(void **state) {
     unsigned char copy[200];
     for (size_t n = 0; n < sizeof damage / sizeof *damage; n++) {
         memcpy(copy, data, list_size);
-        copy[damage[n].at] = damage[n].value;
-        seal(copy, list_size);
-        assert_error(tess_layout_deserialize(runtime, copy, list_size, &back), TESS_ERROR_CORRUPT,
-                     "tess_layout_deserialize", damage[n].field);
+        assert_corrupt(copy, list_size, damage[n].at, damage[n].value, damage[n].field);
     }
     for (size_t n = 132; n < list_size; n++) {
         memcpy(copy, data, n);
-        seal(copy, n);
-        assert_error(tess_layout_deserialize(runtime, copy, n, &back), TESS_ERROR_CORRUPT,
-                     "tess_layout_deserialize", "data");
+        assert_corrupt(copy, n, 0, data[0], "data");
     }
     /* A list that head_first can say is never written. */
     memcpy(copy, data, list_size);
@@ -308,15 +310,12 @@ static void test_fields(void **state) {
         {12, 3, "data"},
     };
     const tess_pattern p = s2_pattern(16, 2, 4, 0);
-    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
+    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300);
     size_t size;
     unsigned char *data = to_bytes(layout, &size), copy[200];
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         memcpy(copy, data, size);
-        copy[list[n].at] = list[n].value;
-        seal(copy, size);
-        assert_error(tess_layout_deserialize(runtime, copy, size, &back), TESS_ERROR_CORRUPT,
-                     "tess_layout_deserialize", list[n].field);
+        assert_corrupt(copy, size, list[n].at, list[n].value, list[n].field);
     }
     free(data);
     tess_layout_release(layout);

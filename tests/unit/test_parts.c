@@ -78,7 +78,7 @@ static void test_empty_jobs_count(void **state) {
     enum { LIMIT = 3 };
     const tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_DENSE, .block = 16};
     rig.caps.range_blocks = LIMIT;
-    rig.tile_rows = 16;
+    rig.kernel.tile_rows = 16;
     tess_device *device = open_device(runtime);
     tess_layout *layout = make_layout(runtime, &p, 2, 2, 320);
     const tess_plan_desc d = {.struct_size = sizeof d,

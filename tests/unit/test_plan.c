@@ -521,18 +521,18 @@ static void test_refusals(void **state) {
                  "tess_plan_create", "batch");
     d.batch = 2;
     d.kv_split = 2;
-    rig.scratch_bytes = UINT64_MAX - 5;
+    rig.kernel.scratch_bytes = UINT64_MAX - 5;
     assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
                  "tess_plan_create", "batch");
-    rig.scratch_bytes = (uint64_t)INT64_MAX + 1;
+    rig.kernel.scratch_bytes = (uint64_t)INT64_MAX + 1;
     assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
                  "tess_plan_create", "batch");
-    rig.scratch_bytes = 0;
+    rig.kernel.scratch_bytes = 0;
     tess_layout_release(layout);
     /* 2^47 parts are not counted one by one, not even those of one sequence. */
     tess_pattern dense = {.struct_size = sizeof dense, .block = 1};
     layout = make_layout(runtime, &dense, 1, 1, 1 << 24);
-    rig.tile_rows = 1;
+    rig.kernel.tile_rows = 1;
     d = plan_desc(1, 1 << 24, 1 << 24);
     d.kv_split = 1 << 24;
     assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,

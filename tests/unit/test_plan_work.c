@@ -60,7 +60,7 @@ static void test_saturation(void **state) {
     (void)state;
     tess_pattern p = {.struct_size = sizeof p, .block = INT32_MAX};
     tess_layout *layout = make_layout(runtime, &p, 65535, 1, INT32_MAX);
-    rig.tile_rows = 1 << 30;
+    rig.kernel.tile_rows = 1 << 30;
     tess_plan_desc d = plan_desc(1, 1 << 18, 2147418111);
     d.kv_split = 1;
     tess_plan *plan = make(layout, &d);

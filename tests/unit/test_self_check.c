@@ -18,6 +18,7 @@
 
 #include "check_problem.h"
 #include "common/testlib.h"
+#include "fixtures/host_message.h"
 #include "instance_parts.h"
 #include "reference.h"
 #include "self_check.h"
@@ -26,7 +27,7 @@ extern const tess_backend tess_cpu_backend;
 
 /* ------------------------------------------------------------------ a host */
 
-static char folder[64], last_log[512], last_error[512];
+static char folder[64], last_log[512];
 static int live;
 
 /* Calls of the host and of the backend: the one that fails, counted from 1, and how. */
@@ -49,15 +50,6 @@ static void host_free(const tess_host *host, void *pointer, size_t size) {
     (void)host, (void)size;
     if (pointer) __atomic_sub_fetch(&live, 1, __ATOMIC_RELAXED);
     free(pointer);
-}
-
-static tess_status host_fail(const tess_host *host, tess_status status, const char *format, ...) {
-    va_list list;
-    (void)host;
-    va_start(list, format);
-    vsnprintf(last_error, sizeof last_error, format, list);
-    va_end(list);
-    return status;
 }
 
 static void host_log(const tess_host *host, const char *topic, const char *format, ...) {
@@ -181,7 +173,7 @@ static int setup(void **state) {
     assert_non_null(mkdtemp(folder));
     fault = launches = calls = fail_at = fail_always = lost_in_launch = live = 0;
     fail_with = TESS_ERROR_NATIVE;
-    last_log[0] = last_error[0] = '\0';
+    last_log[0] = host_message[0] = '\0';
     assert_ok(tess_cpu_backend.open(&host, 0, NULL, &device));
     backend = tess_cpu_backend;
     backend.launch = launch;
@@ -321,7 +313,7 @@ static void test_problem(void **state) {
 static void test_passes(void **state) {
     (void)state;
     assert_int_equal(ask(TESS_F16, 128, 0), TESS_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(last_error, "a wrapped one without a queue does not check it"));
+    assert_non_null(strstr(host_message, "a wrapped one without a queue does not check it"));
     assert_int_equal(launches, 0);
     fault = SLIGHTLY_OFF;
     assert_ok(ask(TESS_F16, 128, 1));
@@ -365,17 +357,17 @@ static void test_wrong(void **state) {
         fault = cases[n].fault;
         key = key_of(TESS_F16, 128);
         assert_int_equal(tess_self_check(&s, &key), TESS_ERROR_UNSUPPORTED);
-        if (!strstr(last_error, cases[n].why)) fail_msg("%s", last_error);
-        assert_non_null(strstr(last_error, "self-check (f16, head_dim 128): "));
-        assert_non_null(strstr(last_error, "please report"));
+        if (!strstr(host_message, cases[n].why)) fail_msg("%s", host_message);
+        assert_non_null(strstr(host_message, "self-check (f16, head_dim 128): "));
+        assert_non_null(strstr(host_message, "please report"));
         assert_non_null(strstr(last_log, "Please report this with what `tessera info` prints"));
         assert_non_null(tess_check_failure(&s, why, sizeof why));
-        assert_string_equal(why, last_error);
+        assert_string_equal(why, host_message);
         tess_checks_destroy(&checks);
         fault = RIGHT;
         assert_int_equal(launches, 4);
         assert_int_equal(ask(TESS_F16, 128, 1), TESS_ERROR_UNSUPPORTED);
-        assert_string_equal(why, last_error);
+        assert_string_equal(why, host_message);
         assert_int_equal(ask(TESS_BF16, 64, 1), TESS_ERROR_UNSUPPORTED);
         assert_int_equal(launches, 4);
         code_text[0]++; /* a later version, with files of its own */
@@ -461,11 +453,11 @@ static void test_lost(void **state) {
     assert_int_equal(ask(TESS_F16, 64, 1), TESS_ERROR_DEVICE_LOST);
     lost_in_launch = 0;
     assert_int_equal(ask(TESS_F16, 64, 1), TESS_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(last_error, "the device was lost"));
+    assert_non_null(strstr(host_message, "the device was lost"));
     assert_int_equal(launches, 3);
     code_text[2]++;
-    last_error[0] = '\0';
-    for (int n = 1; !strstr(last_error, "wait"); n++) { /* until that is the call that fails */
+    host_message[0] = '\0';
+    for (int n = 1; !strstr(host_message, "wait"); n++) { /* until that is the call that fails */
         code_text[2]++;
         calls = 0;
         fail_at = n;
@@ -474,7 +466,7 @@ static void test_lost(void **state) {
         fail_at = 0;
     }
     assert_int_equal(ask(TESS_F16, 64, 1), TESS_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(last_error, "the kernel did not end in 600 s"));
+    assert_non_null(strstr(host_message, "the kernel did not end in 600 s"));
 }
 
 /* ------------------------------------------------------------------ threads */
@@ -493,18 +485,10 @@ static void *ask_in_thread(void *argument) {
 /* Whoever comes first checks, and the others wait for the verdict. */
 static void test_threads(void **state) {
     (void)state;
-    enum { THREADS = 6 };
-    pthread_t threads[THREADS];
     tess_checks checks;
     tess_checks_init(&checks);
     tess_check_subject s = subject_on(&checks);
-    for (int n = 0; n < THREADS; n++)
-        assert_int_equal(pthread_create(&threads[n], NULL, ask_in_thread, &s), 0);
-    for (int n = 0; n < THREADS; n++) {
-        void *why = NULL;
-        assert_int_equal(pthread_join(threads[n], &why), 0);
-        assert_null(why);
-    }
+    test_in_threads(ask_in_thread, &s);
     assert_int_equal(launches, 2);
     tess_checks_destroy(&checks);
 }

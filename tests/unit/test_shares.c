@@ -16,8 +16,8 @@ static int setup_rows(void **state) {
                             {.name = "tiles", .tile_rows = 64}};
     memcpy(rig.rows, rows, sizeof rows);
     rig.n_rows = 3;
-    rig.pack_rows = 64;
-    rig.scratch_bytes = 100;
+    rig.kernel.pack_rows = 64;
+    rig.kernel.scratch_bytes = 100;
     return 0;
 }
 

@@ -182,19 +182,28 @@ static void test_many_lengths(void **state) {
     tess_layout_release(layout);
 }
 
+/* Only steps cost time. */
+static const tess_split_model only_steps = {
+    .costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
+    .block = BLOCK,
+    .block_bytes = 1,
+    .row_bytes = 1};
+
+/* Sequences of 16 steps of keys. */
+static void one_row_each(batch *b, const tess_layout *layout, uint32_t n) {
+    b->layout = layout;
+    b->n = n;
+    for (uint32_t s = 0; s < n; s++) b->sequences[s] = lengths_of(1, 64 * 16);
+}
+
 /* A plan that would need more memory for its partial results has fewer of them, or none. */
 static void test_memory(void **state) {
     (void)state;
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split split;
-    tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
-                          .block = BLOCK,
-                          .block_bytes = 1,
-                          .row_bytes = 1};
-    b.layout = layout;
-    b.n = 7;
-    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = lengths_of(1, 64 * 16);
+    tess_split_model m = only_steps;
+    one_row_each(&b, layout, 7);
     assert_int_equal(4, choose(&b, &m, 0, false, &split).length);
     m.partial_bytes = 28;
     assert_int_equal(4, choose(&b, &m, 0, false, &split).length);
@@ -211,14 +220,8 @@ static void test_ties(void **state) {
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split_choice choice;
-    /* Only steps cost time, so parts in whole waves take just as long. */
-    tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
-                          .block = BLOCK,
-                          .block_bytes = 1,
-                          .row_bytes = 1};
-    b.layout = layout;
-    b.n = 8;
-    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = lengths_of(1, 64 * 16);
+    tess_split_model m = only_steps; /* so parts in whole waves take just as long */
+    one_row_each(&b, layout, 8);
     assert_int_equal(8, check(&b, &m, true, &choice));
     assert_int_equal(0, choice.length);
     b.n = 7; /* the last wave is not full: 28 parts are 7 waves of 4 blocks */
@@ -335,8 +338,8 @@ static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
  * decides. */
 static void test_short_tiles(void **state) {
     (void)state;
-    rig.tile_rows = 128;
-    rig.short_rows = 64;
+    rig.kernel.tile_rows = 128;
+    rig.kernel.short_rows = 64;
     rig.caps.parallel_jobs = 16;
     tess_plan_desc d = {.struct_size = sizeof d,
                         .dtype = TESS_BF16,
@@ -361,9 +364,9 @@ static void test_short_tiles(void **state) {
     d.flags = TESS_PLAN_BATCH_INVARIANT;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
     d.flags = 0;
-    rig.short_rows = 0;
+    rig.kernel.short_rows = 0;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
-    rig.short_rows = 128;
+    rig.kernel.short_rows = 128;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
 }
 

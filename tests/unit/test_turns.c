@@ -249,28 +249,27 @@ typedef struct problem {
         __VA_ARGS__                                                                       \
     }
 
+#define S2(block, near, far, tokens, heads, kv_heads, most)                                   \
+    {                                                                                         \
+        "S2 B=" #block " L=" #near " V=" #far ", " #tokens " tokens, " #heads " / " #kv_heads \
+        " heads",                                                                             \
+            tokens, heads, kv_heads, most, PATTERN(S2, block, .local = near, .stride = far)   \
+    }
+
 static const problem problems[] = {
     {"dense 16k, 32 heads", 16384, 32, 32, 1.05, PATTERN(DENSE, 64, .flags = 0)},
     {"dense 16k, 16 heads", 16384, 16, 16, 1.05, PATTERN(DENSE, 64, .flags = 0)},
     {"dense 16k, 32 heads, not causal", 16384, 32, 32, 1.05,
      PATTERN(DENSE, 64, .flags = TESS_PATTERN_BIDIRECTIONAL)},
     {"dense 8k, 32 / 8 heads", 8192, 32, 8, 1.1, PATTERN(DENSE, 64, .flags = 0)},
-    {"S2 B=64 L=8 V=16 128k, 16 heads", 131072, 16, 16, 1.05,
-     PATTERN(S2, 64, .local = 8, .stride = 16)},
-    {"S2 B=64 L=8 V=32 128k, 32 heads", 131072, 32, 32, 1.05,
-     PATTERN(S2, 64, .local = 8, .stride = 32)},
-    {"S2 B=64 L=8 V=64 128k, 64 heads", 131072, 64, 64, 1.05,
-     PATTERN(S2, 64, .local = 8, .stride = 64)},
-    {"S2 B=16 L=32 V=16 128k, 16 heads", 131072, 16, 16, 1.05,
-     PATTERN(S2, 16, .local = 32, .stride = 16)},
-    {"S2 B=256 L=2 V=16 128k, 16 heads", 131072, 16, 16, 1.05,
-     PATTERN(S2, 256, .local = 2, .stride = 16)},
-    {"S2 B=64 L=8 V=16 16k, 16 heads", 16384, 16, 16, 1.1,
-     PATTERN(S2, 64, .local = 8, .stride = 16)},
-    {"S2 B=64 L=16 V=8 8k, 32 / 8 heads", 8192, 32, 8, 1.7,
-     PATTERN(S2, 64, .local = 16, .stride = 8)},
-    {"S2 B=64 L=16 V=8 128k, 32 / 8 heads", 131072, 32, 8, 1.1,
-     PATTERN(S2, 64, .local = 16, .stride = 8)},
+    S2(64, 8, 16, 131072, 16, 16, 1.05),
+    S2(64, 8, 32, 131072, 32, 32, 1.05),
+    S2(64, 8, 64, 131072, 64, 64, 1.05),
+    S2(16, 32, 16, 131072, 16, 16, 1.05),
+    S2(256, 2, 16, 131072, 16, 16, 1.05),
+    S2(64, 8, 16, 16384, 16, 16, 1.1),
+    S2(64, 16, 8, 8192, 32, 8, 1.7),
+    S2(64, 16, 8, 131072, 32, 8, 1.1),
     {"window 1024 32k, 16 heads", 32768, 16, 16, 1.05, PATTERN(WINDOW, 64, .left = 1023)},
     {"window 1024, 4 sinks, 32k, 16 heads", 32768, 16, 16, 1.05,
      PATTERN(WINDOW, 64, .left = 1023, .sinks = 4)},

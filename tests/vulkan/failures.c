@@ -680,24 +680,37 @@ static void plan_kernel(const char *line, char kernel[64]) {
     assert_ok(make_plan(&desc, line, kernel));
 }
 
-/* The backend's own table turns the order of the rows round, for the vendor and the type that it
- * names. */
-static void test_tune(void **state) {
+/* Workgroups with less memory or fewer threads than a row's tiles have: the next row takes the
+ * problem, or none does, and each says by which number. */
+static void test_small_groups(void **state) {
     (void)state;
-    char kernel[64];
-    shim.pretend_vendor(0x10de);
-    plan_kernel("pattern=dense heads=1 q_len=9 dtype=bf16 head_dim=128", kernel);
-    assert_string_equal(kernel, "vulkan/portable_small");
-    assert_non_null(strstr(test_logged, "is preferred by the table of vulkan"));
-    plan_kernel("heads=2 block=16 local=2 stride=3 q_len=40 dtype=bf16 head_dim=64", kernel);
-    assert_string_equal(kernel, "vulkan/portable_small");
-    plan_kernel("pattern=dense heads=1 q_len=9 dtype=f32 head_dim=128", kernel);
-    assert_string_equal(kernel, "vulkan/portable");
-    plan_kernel("pattern=dense heads=1 q_len=9 dtype=bf16 head_dim=136", kernel);
-    assert_string_equal(kernel, "vulkan/portable");
-    shim.pretend_vendor(0);
-    plan_kernel("pattern=dense heads=1 q_len=9 dtype=bf16 head_dim=128", kernel);
-    assert_string_equal(kernel, "vulkan/portable");
+    static const char line[] = "pattern=dense heads=1 q_len=40 head_dim=64";
+    static const struct {
+        unsigned shared, threads;
+        const char *portable, *small; /* why the row refuses, or NULL */
+    } cases[] = {
+        {16384, 0, "bytes of shared memory, maxComputeSharedMemorySize is 16384", NULL},
+        {8192, 0, "maxComputeSharedMemorySize is 8192", "maxComputeSharedMemorySize is 8192"},
+        {0, 64, "needs workgroups of 128, maxComputeWorkGroupInvocations is 64", NULL},
+        {0, 32, "maxComputeWorkGroupInvocations is 32", "needs workgroups of 64"},
+    };
+    shim.reset(0, 0, 0);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        const char *const reasons[] = {cases[n].portable, cases[n].small};
+        shim.pretend_shared(cases[n].shared);
+        shim.pretend_threads(cases[n].threads);
+        for (int row = 0; row < 2; row++) {
+            const tess_runtime_desc desc = {.struct_size = sizeof desc,
+                                            .log = test_log_nothing,
+                                            .kernel =
+                                                row ? "vulkan/portable_small" : "vulkan/portable"};
+            const tess_status status = make_plan(&desc, line, NULL);
+            assert_int_equal(status, reasons[row] ? TESS_ERROR_UNSUPPORTED : TESS_OK);
+            if (reasons[row]) assert_error_has(reasons[row]);
+        }
+    }
+    shim.pretend_shared(0);
+    shim.pretend_threads(0);
 }
 
 /* Matrices announced in every way that their kernel cannot use: each is refused by name, and so is
@@ -767,25 +780,10 @@ static void test_matrices(void **state) {
     shim.pretend_wide_only(0);
 }
 
-/* Whether there is a device to test on at all. */
-static int have_device(void) {
-    tess_runtime *runtime = NULL;
-    tess_device *device = NULL;
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
-    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
-    if (tess_runtime_create(&desc, &runtime) != TESS_OK) return 0;
-    const tess_status status = tess_device_open(runtime, &open, &device);
-    if (status != TESS_OK) printf("skipped: %s\n", tess_last_error());
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    return status == TESS_OK;
-}
-
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--all") == 0) all = 1;
-    if (!shim_find()) return 1;
-    const char *require = getenv("TESSERA_REQUIRE");
-    if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
+    const int status = shim_find_device();
+    if (status != 0) return status;
     if (argc > 1 && strcmp(argv[1], "--again") == 0) {
         const struct CMUnitTest again_tests[] = {
             TEST(test_same_plan_again), TEST(test_server_again), TEST(test_memory_again),
@@ -793,8 +791,8 @@ int main(int argc, char **argv) {
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_copies),
-                     TEST(test_kept_resources), TEST(test_cache), TEST(test_tune),
-                     TEST(test_few_buffers), TEST(test_few_buffers_memory), TEST(test_wide_only),
+                     TEST(test_kept_resources), TEST(test_cache), TEST(test_few_buffers),
+                     TEST(test_few_buffers_memory), TEST(test_wide_only), TEST(test_small_groups),
                      TEST(test_matrices), TEST(test_host_memory), TEST(test_out_of_memory),
                      TEST(test_lost));
 }

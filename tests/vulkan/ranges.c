@@ -214,10 +214,7 @@ static void test_ranges(void **state) {
 }
 
 int main(void) {
-    if (!shim_find()) return 1;
-    test_targets targets;
-    const int status = test_targets_open(&targets, "vulkan", 0);
+    const int status = shim_find_device();
     if (status != 0) return status;
-    test_targets_close(&targets);
     return RUN_TESTS(TEST(test_ranges));
 }

@@ -4,7 +4,6 @@
  * a vendor on which the kernel has not run: shim.c lets the portable kernel stand in for it, which
  * works or leaves something out. tests/unit/test_self_check.c has the mechanism without Vulkan.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,41 +272,19 @@ static void *plan_in_thread(void *argument) {
 /* Plans are made at once: one thread checks, the others wait for its verdict. */
 static void test_threads(void **state) {
     (void)state;
-    enum { THREADS = 6 };
-    pthread_t threads[THREADS];
     process x;
     const long before = shim.kernel_runs();
     begin(&x, "", NULL);
-    for (int n = 0; n < THREADS; n++)
-        assert_int_equal(pthread_create(&threads[n], NULL, plan_in_thread, &x), 0);
-    for (int n = 0; n < THREADS; n++) {
-        void *failed = NULL;
-        assert_int_equal(pthread_join(threads[n], &failed), 0);
-        assert_null(failed);
-    }
+    test_in_threads(plan_in_thread, &x);
     assert_int_equal(shim.kernel_runs(), before + 1);
     end(&x);
-}
-
-static int have_device(void) {
-    tess_runtime *runtime = NULL;
-    tess_device *device = NULL;
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
-    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
-    if (tess_runtime_create(&desc, &runtime) != TESS_OK) return 0;
-    const tess_status status = tess_device_open(runtime, &open, &device);
-    if (status != TESS_OK) printf("skipped: %s\n", tess_last_error());
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    return status == TESS_OK;
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
-    if (!shim_find()) return 1;
-    const char *require = getenv("TESSERA_REQUIRE");
-    if (!have_device()) return require && strstr(require, "vulkan") ? 1 : TEST_SKIPPED;
+    const int status = shim_find_device();
+    if (status != 0) return status;
     const struct CMUnitTest tests[] = {
         CASE(test_right),         CASE(test_wrong), CASE(test_way_round),  CASE(test_threads),
         CASE(test_out_of_memory), CASE(test_lost),  CASE(test_host_memory)};

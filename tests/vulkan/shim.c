@@ -50,6 +50,7 @@ static uint32_t buffers;                /* storage buffers of a stage; 0: the tr
 static uint32_t vendor;                 /* of the device to pretend; 0: the truth */
 static int wide_only;                   /* buffers have no elements of 16 bits */
 static uint32_t shared;                 /* bytes of workgroup memory; 0: the truth */
+static uint32_t threads;                /* of a workgroup; 0: the truth */
 static vk_matrix_properties matrices;   /* the only size to pretend; m = 0: the truth */
 static char without[64];                /* ... but this extension or feature is missing */
 static int stand_in = SHIM_NO_STAND_IN; /* what the kernel on matrices is */
@@ -72,16 +73,13 @@ long shim_dispatches(void) { return dispatches; }
 void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 void shim_pretend_shared(unsigned bytes) { shared = bytes; }
+void shim_pretend_threads(unsigned most) { threads = most; }
 void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, const char *lacks) {
-    matrices = (vk_matrix_properties){.type = TVK_TYPE_MATRIX_PROPERTIES,
-                                      .m = m,
-                                      .n = n,
-                                      .k = k,
-                                      .a = TVK_COMPONENT_FLOAT16,
-                                      .b = TVK_COMPONENT_FLOAT16,
-                                      .c = result,
-                                      .result = result,
-                                      .scope = TVK_SCOPE_SUBGROUP};
+    matrices = (vk_matrix_properties){.type = TVK_TYPE_MATRIX_PROPERTIES};
+    matrices.m = m, matrices.n = n, matrices.k = k;
+    matrices.a = matrices.b = TVK_COMPONENT_FLOAT16;
+    matrices.c = matrices.result = result;
+    matrices.scope = TVK_SCOPE_SUBGROUP;
     snprintf(without, sizeof without, "%s", lacks ? lacks : "");
 }
 void shim_pretend_kernel(int which) { stand_in = which; }
@@ -244,6 +242,7 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     if (range) out->limits.max_storage_range = range;
     if (width) out->limits.max_group_count[0] = width;
     if (shared) out->limits.max_shared_bytes = shared;
+    if (threads) out->limits.max_group_threads = out->limits.max_group_size[0] = threads;
 }
 static void shim_GetPhysicalDeviceProperties2(vk_physical physical, vk_properties_2 *out) {
     real.GetPhysicalDeviceProperties2(physical, out);
@@ -516,13 +515,18 @@ static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name) {
 
 /* Programs that know nothing of this library have limits lowered by their environment. */
 static void read_limits(void) {
+    static const struct {
+        const char *name;
+        uint32_t *limit;
+    } limits[] = {
+        {"buffers=", &buffers}, {"range=", &range}, {"shared=", &shared}, {"threads=", &threads}};
     const char *text = getenv("TESSERA_TEST_VULKAN_LIMITS");
     if (!text) return;
-    const char *most = strstr(text, "buffers=");
-    if (most) buffers = (uint32_t)strtoul(most + strlen("buffers="), NULL, 10);
     if (strstr(text, "16bit=0")) wide_only = 1;
-    most = strstr(text, "range=");
-    if (most) range = (uint32_t)strtoul(most + strlen("range="), NULL, 10);
+    for (size_t n = 0; n < sizeof limits / sizeof *limits; n++) {
+        const char *at = strstr(text, limits[n].name);
+        if (at) *limits[n].limit = (uint32_t)strtoul(at + strlen(limits[n].name), NULL, 10);
+    }
 }
 
 /* An instance that nobody destroys keeps the drivers loaded. Otherwise every life cycle loads all

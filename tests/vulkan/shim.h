@@ -7,8 +7,8 @@
 
 #define SHIM_API __attribute__((visibility("default")))
 
-/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N lowers limits from the
- * start. */
+/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N,shared=N,threads=N
+ * lowers limits from the start. */
 
 /* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
  * with `stays`, all later ones too. */
@@ -40,6 +40,7 @@ enum { SHIM_NO_STAND_IN, SHIM_WORKS, SHIM_DOES_NOTHING, SHIM_LEAVES_JOBS_OUT };
 SHIM_API void shim_pretend_kernel(int which);
 SHIM_API long shim_kernel_runs(void);              /* dispatches of it so far */
 SHIM_API void shim_pretend_shared(unsigned bytes); /* of a workgroup at most; 0: the truth */
+SHIM_API void shim_pretend_threads(unsigned most); /* of a workgroup; 0: the truth */
 SHIM_API long shim_submits(void);                  /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */
 SHIM_API long shim_rows(void);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/testlib.h"
 #include "shim.h"
 
 #define SHIM_FUNCTIONS(X)                                                         \
@@ -27,6 +28,7 @@
     X(pretend_kernel, void, (int which))                                          \
     X(kernel_runs, long, (void))                                                  \
     X(pretend_shared, void, (unsigned bytes))                                     \
+    X(pretend_threads, void, (unsigned most))                                     \
     X(submits, long, (void))                                                      \
     X(rows, long, (void))                                                         \
     X(signalled, long, (void))                                                    \
@@ -37,8 +39,10 @@ static struct {
 #undef MEMBER
 } shim;
 
-/* Whether it is that library; says so if it is not. */
-static inline int shim_find(void) {
+/* Finds that library and a device to test on: 0, or the program's exit status after a line that
+ * says what is missing. */
+static inline int shim_find_device(void) {
+    test_targets targets;
     void *library = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
 #define FIND(name, result, parameters)                                 \
     {                                                                  \
@@ -47,8 +51,13 @@ static inline int shim_find(void) {
     }
     SHIM_FUNCTIONS(FIND)
 #undef FIND
-    if (!shim.reset) puts("libvulkan.so.1 is not the library of this test; run it through ctest");
-    return shim.reset != NULL;
+    if (!shim.reset) {
+        puts("libvulkan.so.1 is not the library of this test; run it through ctest");
+        return 1;
+    }
+    const int status = test_targets_open(&targets, "vulkan", 0);
+    if (status == 0) test_targets_close(&targets);
+    return status;
 }
 
 #endif

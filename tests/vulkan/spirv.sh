@@ -19,7 +19,7 @@ for header in spirv/*.h; do
   [ -n "$wanted" ] && [ "$hash" = "$wanted" ] ||
     wrong "$header: its kernel changed; run backends/vulkan/spirv/generate.sh"
 done
-[ "$count" = 38 ] || wrong "$count headers in backends/vulkan/spirv, not 37"
+[ "$count" = 38 ] || wrong "$count headers in backends/vulkan/spirv, not 38"
 
 if command -v glslc >/dev/null 2>&1; then
   scratch=$(mktemp -d)

@@ -39,6 +39,12 @@
 /* Where the rows of sequence n begin. */
 #define TESS_START(n) \
     TESS_WORD(args.sequences_at + (n)*TESS_SEQUENCE_WORDS + TESS_WORD_SEQUENCE_Q_START)
+/* A field of the row's sequence. */
+#define TESS_OF_SEQUENCE(field) TESS_WORD(sequence + TESS_WORD_SEQUENCE_##field)
+/* Where a tensor of the cache has the row's token and kv head. */
+#define TESS_IN_CACHE(tensor)                                                      \
+    (args.tensor##_at + unit * args.tensor##_batch + token * args.tensor##_token + \
+     to_head * args.tensor##_head)
 
 #endif
 
@@ -72,20 +78,18 @@ TESS_APPEND_KERNEL {
             }
     }
     const uint sequence = args.sequences_at + low * TESS_SEQUENCE_WORDS;
-    const uint r = args.sequence_rows != 0u
-                       ? row - low * args.sequence_rows
-                       : row - TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_START);
-    const int kv_len = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_LEN));
-    const int position = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_FIRST) + r);
-    const bool is_key =
-        present && r < TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN) && position >= 0 &&
-        position < kv_len &&
-        (TESS_WORD(sequence + TESS_WORD_SEQUENCE_FLAGS) & TESS_SEQUENCE_NO_APPEND) == 0u;
+    const uint r =
+        args.sequence_rows != 0u ? row - low * args.sequence_rows : row - TESS_OF_SEQUENCE(Q_START);
+    const int kv_len = TESS_INT(TESS_OF_SEQUENCE(KV_LEN));
+    const int position = TESS_INT(TESS_OF_SEQUENCE(Q_FIRST) + r);
+    const bool is_key = present && r < TESS_OF_SEQUENCE(Q_LEN) && position >= 0 &&
+                        position < kv_len &&
+                        (TESS_OF_SEQUENCE(FLAGS) & TESS_SEQUENCE_NO_APPEND) == 0u;
     const uint t = is_key ? TESS_UINT(position) : 0u;
     const uint block = t / args.block, last_block = TESS_UINT(kv_len - 1) / args.block;
 
-    const tess_offset batch = TESS_OFFSET(TESS_WORD(sequence + TESS_WORD_SEQUENCE_BATCH)),
-                      kv_batch = TESS_OFFSET(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_BATCH)),
+    const tess_offset batch = TESS_OFFSET(TESS_OF_SEQUENCE(BATCH)),
+                      kv_batch = TESS_OFFSET(TESS_OF_SEQUENCE(KV_BATCH)),
                       kv_start = TESS_WORD64(sequence + TESS_WORD_SEQUENCE_KV_START),
                       q = TESS_WORD64(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(r);
     const tess_offset new_k = args.new_k_at + batch * args.new_k_batch + q * args.new_k_token,
@@ -127,17 +131,11 @@ TESS_APPEND_KERNEL {
         if (keep) {
             const tess_offset from_k = new_k + from_head * args.new_k_head + TESS_OFFSET(e),
                               from_v = new_v + from_head * args.new_v_head + TESS_OFFSET(e);
-            const tess_offset to_k = args.k_at + unit * args.k_batch + token * args.k_token +
-                                     to_head * args.k_head + TESS_OFFSET(e),
-                              to_v = args.v_at + unit * args.v_batch + token * args.v_token +
-                                     to_head * args.v_head + TESS_OFFSET(e);
+            const tess_offset to_k = TESS_IN_CACHE(k) + TESS_OFFSET(e),
+                              to_v = TESS_IN_CACHE(v) + TESS_OFFSET(e);
             if (codes) {
-                const tess_offset k_scale = args.k_scale_at + unit * args.k_scale_batch +
-                                            token * args.k_scale_token +
-                                            to_head * args.k_scale_head,
-                                  v_scale = args.v_scale_at + unit * args.v_scale_batch +
-                                            token * args.v_scale_token +
-                                            to_head * args.v_scale_head;
+                const tess_offset k_scale = TESS_IN_CACHE(k_scale),
+                                  v_scale = TESS_IN_CACHE(v_scale);
                 TESS_QUANTISE(NEW_K, from_k - TESS_OFFSET(e), K, to_k, K_SCALE, k_scale,
                               (args.flags & TESS_PAGING_STATIC_K) != 0u)
                 TESS_QUANTISE(NEW_V, from_v - TESS_OFFSET(e), V, to_v, V_SCALE, v_scale,

@@ -61,8 +61,8 @@ layout(constant_id = 4) const uint TESS_PAIRS_DTYPE = 1u; /* 1 or 2, as TESS_DTY
 #define TESS_ELEMENT4 uvec2
 #endif
 
-/* Whose jobs find everything that they need in what is bound (backends/vulkan/windows.c): entries
- * of the batch dimension of K and V, first rows of jobs, ends of packed keys, and kv heads. */
+/* Whose jobs find all that they need bound (backends/vulkan/bind_ranges.c): entries of the batch
+ * dimension of K and V, first rows of jobs, ends of packed keys, and kv heads. */
 struct tess_bound {
     uint first_batch, last_batch, first_row, last_row, first_key, last_key;
     uint first_kv_head, last_kv_head;
@@ -243,26 +243,23 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
 #define TESS_STORE_PARTIAL(at, value) workspace_[at] = (value)
 #define TESS_LOAD_PARTIAL(at)         workspace_[at]
 #define TESS_LOAD4_PARTIAL(at)        workspace4_[(at) / 4u]
+#define TESS_STORE4(store, at, four) \
+    store(at, (four).x);             \
+    store((at) + 1u, (four).y);      \
+    store((at) + 2u, (four).z);      \
+    store((at) + 3u, (four).w)
 #if TESS_DTYPE == 3
 #define TESS_STORE4_O(at, four)                    \
     O_[(at) / 2u] = tess_pair((four).x, (four).y); \
     O_[(at) / 2u + 1u] = tess_pair((four).z, (four).w)
 #else
-#define TESS_STORE4_O(at, four)        \
-    TESS_STORE_O(at, (four).x);        \
-    TESS_STORE_O((at) + 1u, (four).y); \
-    TESS_STORE_O((at) + 2u, (four).z); \
-    TESS_STORE_O((at) + 3u, (four).w)
+#define TESS_STORE4_O(at, four) TESS_STORE4(TESS_STORE_O, at, four)
 #endif
-#define TESS_STORE4_PARTIAL(at, four)        \
-    TESS_STORE_PARTIAL(at, (four).x);        \
-    TESS_STORE_PARTIAL((at) + 1u, (four).y); \
-    TESS_STORE_PARTIAL((at) + 2u, (four).z); \
-    TESS_STORE_PARTIAL((at) + 3u, (four).w)
-#define TESS_FORWARD_KERNEL void main()
-#define TESS_FEW_KERNEL     void main()
-#define TESS_MERGE_KERNEL   void main()
-#define TESS_PARTS_KERNEL   void main()
+#define TESS_STORE4_PARTIAL(at, four) TESS_STORE4(TESS_STORE_PARTIAL, at, four)
+#define TESS_FORWARD_KERNEL           void main()
+#define TESS_FEW_KERNEL               void main()
+#define TESS_MERGE_KERNEL             void main()
+#define TESS_PARTS_KERNEL             void main()
 #define TESS_DEPENDENCIES_WAIT
 #define TESS_LEAVE_UNLESS(present) \
     if (!(present)) return

@@ -36,10 +36,16 @@ typedef float4 vec4;
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
-/* The native exponential may be off by any amount. */
-TESS_FUNCTION float tess_exp2(float x) { return exp2(x); }
+/* The native exponential may be off by any amount, but on NVIDIA's devices it is the instruction
+ * that the kernels of CUDA have. */
+#ifdef TESS_ON_NVIDIA
+#define TESS_EXP2 native_exp2
+#else
+#define TESS_EXP2 exp2
+#endif
+TESS_FUNCTION float tess_exp2(float x) { return TESS_EXP2(x); }
 TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, vec4 row_max, float scale_log2) {
-    return select((float4)(0.0f), exp2((scores - row_max) * scale_log2), scores > TESS_LOWEST);
+    return select((float4)(0.0f), TESS_EXP2((scores - row_max) * scale_log2), scores > TESS_LOWEST);
 }
 TESS_FUNCTION float tess_log2(float x) { return log2(x); }
 
@@ -159,17 +165,21 @@ typedef uint4 tess_eight;
 #define TESS_LEAVE_UNLESS(present) \
     if (!(present)) return
 #endif
-#define TESS_FORWARD_KERNEL                                                               \
-    __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward( \
-        TESS_BUFFERS)
+/* A compiler that is told how many registers a thread may have (-cl-nv-maxrregcount) does not
+ * listen where the size of a workgroup is told as well. */
+#ifdef TESS_ON_NVIDIA
+#define TESS_SIZE_OF_GROUP(threads)
+#else
+#define TESS_SIZE_OF_GROUP(threads) __attribute__((reqd_work_group_size(threads, 1, 1)))
+#endif
+#define TESS_FORWARD_KERNEL \
+    __kernel TESS_SIZE_OF_GROUP(TESS_THREADS) void tess_forward(TESS_BUFFERS)
 #define TESS_FEW_KERNEL TESS_FORWARD_KERNEL
-#define TESS_MERGE_KERNEL                                                                     \
-    __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge( \
-        TESS_BUFFERS)
+#define TESS_MERGE_KERNEL \
+    __kernel TESS_SIZE_OF_GROUP(TESS_MERGE_THREADS) void tess_merge(TESS_BUFFERS)
 
-#define TESS_PARTS_KERNEL                                                         \
-    __kernel __attribute__((reqd_work_group_size(TESS_PARTS_THREADS, 1, 1))) void \
-    tess_merge_parts(TESS_BUFFERS)
+#define TESS_PARTS_KERNEL \
+    __kernel TESS_SIZE_OF_GROUP(TESS_PARTS_THREADS) void tess_merge_parts(TESS_BUFFERS)
 
 /* ------------------------------------------------------------------ backward */
 

@@ -52,6 +52,14 @@ TESS_FUNCTION tess_merged tess_read_merge(uint merge TESS_TABLES) {
     return m;
 }
 
+/* row_max of part n of this thread's row. */
+#define TESS_ROW_MAX_OF(n) \
+    TESS_LOAD_PARTIAL(first_max + TESS_OFFSET(n) * step + TESS_OFFSET(own_row))
+/* Where a row of O or of LSE is. */
+#define TESS_MERGED_AT(tensor)                                  \
+    (tensor##_base + TESS_OFFSET(packed) * args.tensor##_head + \
+     TESS_OFFSET(own) * args.tensor##_token)
+
 #endif
 
 #ifdef TESS_SHARED_OUTSIDE
@@ -88,8 +96,8 @@ TESS_MERGE_KERNEL {
     const uint line = thread / TESS_MERGE_PARTS, lane = thread % TESS_MERGE_PARTS,
                own_row = first_row + line;
     const bool weighs = own_row < used;
-    float row_max = TESS_LOWEST;
-    float part_max_0 = TESS_LOWEST, part_sum_0 = 0.0f; /* of the first part of this thread */
+    /* part_max_0 and part_sum_0 are of the first part of this thread. */
+    float row_max = TESS_LOWEST, part_max_0 = TESS_LOWEST, part_sum_0 = 0.0f;
     TESS_DEPENDENCIES_WAIT; /* nothing before this reads what another kernel writes */
     if (weighs && lane < parts) {
         const tess_offset at = TESS_OFFSET(lane) * step + TESS_OFFSET(own_row);
@@ -97,8 +105,7 @@ TESS_MERGE_KERNEL {
         part_sum_0 = TESS_LOAD_PARTIAL(first_sum + at);
         row_max = tess_max(row_max, part_max_0);
         for (uint n = lane + TESS_MERGE_PARTS; n < parts; n += TESS_MERGE_PARTS)
-            row_max = tess_max(row_max, TESS_LOAD_PARTIAL(first_max + TESS_OFFSET(n) * step +
-                                                          TESS_OFFSET(own_row)));
+            row_max = tess_max(row_max, TESS_ROW_MAX_OF(n));
     }
     part_max[thread] = row_max;
     TESS_BARRIER;
@@ -160,12 +167,9 @@ TESS_MERGE_KERNEL {
             const uint packed = (first_row + r) / merge.rows,
                        own = first_row + r - packed * merge.rows;
             const vec4 out4 = o[g] * (row_sum[g] != 0.0f ? 1.0f / row_sum[g] : 0.0f);
-            TESS_STORE4_O(o_base + TESS_OFFSET(packed) * args.o_head +
-                              TESS_OFFSET(own) * args.o_token + TESS_OFFSET(dim),
-                          out4);
+            TESS_STORE4_O(TESS_MERGED_AT(o) + TESS_OFFSET(dim), out4);
             if (dim == 0u && (TESS_FLAGS & TESS_ARGS_LSE) != 0u)
-                TESS_STORE_LSE(lse_base + TESS_OFFSET(packed) * args.lse_head +
-                                   TESS_OFFSET(own) * args.lse_token,
+                TESS_STORE_LSE(TESS_MERGED_AT(lse),
                                row_sum[g] != 0.0f
                                    ? (part_max[r] * scale_log2 + tess_log2(row_sum[g])) * TESS_LN2
                                    : TESS_MINUS_INFINITY);

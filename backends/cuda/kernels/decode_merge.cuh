@@ -87,6 +87,17 @@ struct merge_rows {
     }
 };
 
+/* Makes row_max, that of the lane's first part, the largest of all parts of a warp. */
+__device__ __forceinline__ void merge_row_max(float &row_max, const float *from, uint32_t stride,
+                                              int32_t lane, int32_t count) {
+#pragma unroll 1
+    for (int n = lane + 32; n < count; n += 32)
+        row_max = fmaxf(row_max, from[(uint64_t)(uint32_t)n * stride]);
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2)
+        row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, lanes));
+}
+
 /* What a warp finds: row_max, row_sum and O of its parts. ROWS: at most; GROUPS: of 4 elements, of
  * a lane. */
 template <int ROWS, int GROUPS>
@@ -134,13 +145,7 @@ __device__ __forceinline__ void merge_parts(const tess_decode_args *a, const mer
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         row_max[r] = part_max[r];
-        if (r >= x.rows) continue;
-#pragma unroll 1
-        for (int n = lane + 32; n < count; n += 32)
-            row_max[r] = fmaxf(row_max[r], max_from[(uint64_t)(uint32_t)n * stride + r]);
-#pragma unroll
-        for (int lanes = 1; lanes < 32; lanes *= 2)
-            row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(~0u, row_max[r], lanes));
+        if (r < x.rows) merge_row_max(row_max[r], max_from + r, stride, lane, count);
     }
 #pragma unroll 1
     for (int first = 0; first < count; first += 32) {

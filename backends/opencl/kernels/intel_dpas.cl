@@ -153,7 +153,7 @@ MATRIX_FUNCTION void intel_softmax(intel_row *w, float scale_log2) {
 #undef MOST
     }
     float row_max = w->row_max;
-    const float factor = matrix_rise(most, &row_max, scale_log2);
+    const float factor = matrix_rescale(most, &row_max, scale_log2);
     float scaled = matrix_reference(row_max, scale_log2), sum = 0.0f;
     const bool large = matrix_is_large(scaled);
     const float before = large ? row_max : 0.0f;
@@ -222,23 +222,19 @@ MATRIX_FUNCTION void intel_store(const intel_row *w, __global ushort *to, bool w
 INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
     INTEL_MEMORY(m)
     __local matrix_job *const own = &m->job;
-    const uint items = tess_present_items(args.items TESS_TABLES_OF_KERNEL);
-    if (TESS_GROUP >= items) return;
-    const uint job = tess_find_item(TESS_GROUP, true, TESS_JOB_WORDS TESS_TABLES_OF_KERNEL);
-    const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
-    const tess_offset q_start =
-        TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
+    if (TESS_GROUP >= tess_present_items(args.items TESS_TABLES_OF_KERNEL)) return;
+    const matrix_found found = matrix_read_job(own TESS_TABLES_OF_KERNEL);
+    const tess_tile tile = found.tile;
     const uint thread = TESS_THREAD, head_row = matrix_head_row(thread, tile);
-    if (thread < TESS_LISTS) own->masked[thread] = ~0u;
     TESS_BARRIER;
-    const matrix_source source = matrix_find(job, tile TESS_TABLES_OF_KERNEL);
+    const matrix_source source = matrix_find(found.job, tile TESS_TABLES_OF_KERNEL);
     const uint stages = (source.count + TESS_KEYS - 1u) / TESS_KEYS;
     const float scale = args.scale < 0.0f ? -args.scale : args.scale,
                 scale_log2 = intel_multiply(scale, TESS_LOG2E);
     const bool active = thread / TESS_LANES * TESS_OWN < tile.packed_rows;
     const bool k_wide = MATRIX_IS_WIDE(K + source.k, args.k_batch | args.k_token),
                v_wide = MATRIX_IS_WIDE(V + source.v, args.v_batch | args.v_token);
-    const __global ushort *q = Q + TESS_FIRST(q, tile, q_start, tile.head);
+    const __global ushort *q = Q + TESS_FIRST(q, tile, found.q_start, tile.head);
     intel_row w;
     w.row_max = TESS_MINUS_INFINITY;
     w.row_sum = 0.0f;
@@ -268,7 +264,7 @@ INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
     const float inverse = 1.0f / w.row_sum;
     TESS_UNROLL for (uint y = 0u; y < TESS_UNITS; y++) w.o[y] =
         w.row_sum == 0.0f ? INTEL_FLOATS(0.0f) : w.o[y] * inverse;
-    const uint partial = TESS_WORD(job + TESS_WORD_JOB_PARTIAL);
+    const uint partial = TESS_WORD(found.job + TESS_WORD_JOB_PARTIAL);
     if (partial != TESS_NO_PARTIAL) {
         intel_store_partial(&w,
                             workspace + args.partials_at +
@@ -276,11 +272,11 @@ INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
                             thread, scale_log2, args);
         return;
     }
-    __global ushort *o = O + TESS_FIRST(o, tile, q_start, tile.head);
+    __global ushort *o = O + TESS_FIRST(o, tile, found.q_start, tile.head);
     intel_store(&w, o + TESS_ROW_OFFSET(o, head_row), MATRIX_IS_WIDE(o, args.o_token | args.o_head),
                 args);
     if ((args.flags & TESS_ARGS_LSE) != 0u)
-        LSE[TESS_FIRST(lse, tile, q_start, tile.head) + TESS_ROW_OFFSET(lse, head_row)] =
+        LSE[TESS_FIRST(lse, tile, found.q_start, tile.head) + TESS_ROW_OFFSET(lse, head_row)] =
             matrix_lse(w.row_max, w.row_sum, scale);
 }
 

@@ -53,7 +53,25 @@ TESS_STRUCT(matrix_job) {
     matrix_source source;
 };
 
-/* Where rows begin that have 16 bytes alignment, as those have that are `strides` away. */
+/* The job that a workgroup has found. */
+TESS_STRUCT(matrix_found) {
+    uint job;            /* where its words begin */
+    tess_offset q_start; /* of the tile's first row among rows of Q */
+    tess_tile tile;
+};
+
+/* Reads the workgroup's job, and empties the lists of keys. A barrier comes next. */
+MATRIX_FUNCTION matrix_found matrix_read_job(__local matrix_job *m TESS_TABLES) {
+    matrix_found found;
+    found.job = tess_find_item(TESS_GROUP, true, TESS_JOB_WORDS TESS_TABLES_OF_KERNEL);
+    found.tile = tess_read_tile(found.job TESS_TABLES_OF_KERNEL);
+    found.q_start =
+        TESS_WORD64(found.tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(found.tile.row);
+    if (TESS_THREAD < TESS_LISTS) m->masked[TESS_THREAD] = ~0u;
+    return found;
+}
+
+/* Whether a row starts on a 16-byte boundary, and with it all that are `strides` away. */
 #define MATRIX_IS_WIDE(first, strides) ((((uintptr_t)(first)) & 15u) == 0u && ((strides)&7) == 0)
 
 /* Head and row of a row of the tile, as TESS_ROW_OFFSET takes them. Rows past the last are it. */
@@ -119,8 +137,8 @@ MATRIX_FUNCTION void matrix_list_key(__local matrix_job *m, const matrix_source 
     if (!there || key.position != TESS_INT_MIN) m->masked[list] = stage;
 }
 
-/* What comes before the first stage: bounds of rows, what finds keys, and the lists of two stages,
- * or of as many as there are threads for. A barrier comes next. */
+/* Prepares the first stage: bounds of rows, what finds keys, and the lists of two stages, or of as
+ * many as there are threads for. A barrier comes next. */
 MATRIX_FUNCTION void matrix_begin(__local matrix_job *m, const matrix_source *source TESS_PAGES) {
     const uint stage = TESS_THREAD / TESS_KEYS;
     if (TESS_THREAD == 0u) m->source = *source;

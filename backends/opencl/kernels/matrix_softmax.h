@@ -17,7 +17,7 @@ MATRIX_FUNCTION bool matrix_is_large(float product) {
 
 /* row_max rises to `most` only when that makes a factor of more than 2^8: exponentials stay
  * bounded, and O is rarely rescaled. Returns the factor for what was summed up before. */
-MATRIX_FUNCTION float matrix_rise(float most, float *row_max, float scale_log2) {
+MATRIX_FUNCTION float matrix_rescale(float most, float *row_max, float scale_log2) {
     if (!(MATRIX_MULTIPLY(most - *row_max, scale_log2) > 8.0f)) return 1.0f;
     const float factor = MATRIX_EXP2(MATRIX_MULTIPLY(*row_max - most, scale_log2));
     *row_max = most;

@@ -29,26 +29,17 @@ MATRIX_FUNCTION void nv_store_unit(uint to, const uint *x) {
                      "r"(x[2]), "r"(x[3])
                      : "memory");
 }
-MATRIX_FUNCTION void nv_load_unit(uint *x, uint from) {
-    __asm__ volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(from)
-                     : "memory");
-}
-
+#define NV_LOAD_FOUR(name, instruction)                                   \
+    MATRIX_FUNCTION void name(uint *x, uint from) {                       \
+        __asm__ volatile(instruction " {%0, %1, %2, %3}, [%4];"           \
+                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
+                         : "r"(from)                                      \
+                         : "memory");                                     \
+    }
+NV_LOAD_FOUR(nv_load_unit, "ld.volatile.shared.v4.b32")
 /* Four matrices of 8 x 8; lane n gives the address of row n % 8 of matrix n / 8. */
-MATRIX_FUNCTION void nv_ldmatrix(uint *m, uint at) {
-    __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                     : "r"(at)
-                     : "memory");
-}
-MATRIX_FUNCTION void nv_ldmatrix_transposed(uint *m, uint at) {
-    __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                     : "r"(at)
-                     : "memory");
-}
+NV_LOAD_FOUR(nv_ldmatrix, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
+NV_LOAD_FOUR(nv_ldmatrix_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
 
 #if TESS_DTYPE == 1
 #define TESS_NV_TYPE "f16"
@@ -97,55 +88,38 @@ MATRIX_FUNCTION bool nv_any(bool x) {
 }
 
 /* Of all lanes: the least, the most, and the bits that any has. */
-MATRIX_FUNCTION int nv_least(int x) {
-    int y;
-    __asm__ volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-    return y;
-}
-MATRIX_FUNCTION int nv_most(int x) {
-    int y;
-    __asm__ volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-    return y;
-}
-MATRIX_FUNCTION uint nv_union(uint x) {
-    uint y;
-    __asm__ volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-    return y;
-}
+#define NV_REDUCE(type, name, operation)                                                     \
+    MATRIX_FUNCTION type name(type x) {                                                      \
+        type y;                                                                              \
+        __asm__ volatile("redux.sync." operation " %0, %1, 0xffffffff;" : "=r"(y) : "r"(x)); \
+        return y;                                                                            \
+    }
+NV_REDUCE(int, nv_least, "min.s32")
+NV_REDUCE(int, nv_most, "max.s32")
+NV_REDUCE(uint, nv_union, "or.b32")
 
-MATRIX_FUNCTION float nv_max(float a, float b) {
-    float y;
-    __asm__("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-MATRIX_FUNCTION float nv_add(float a, float b) {
-    float y;
-    __asm__("add.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-MATRIX_FUNCTION float nv_multiply(float a, float b) {
-    float y;
-    __asm__("mul.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
+/* Arithmetic of one and of two operands. */
+#define NV_FLOAT_OF(name, instruction)                      \
+    MATRIX_FUNCTION float name(float x) {                   \
+        float y;                                            \
+        __asm__(instruction " %0, %1;" : "=f"(y) : "f"(x)); \
+        return y;                                           \
+    }
+#define NV_FLOAT_OF_TWO(name, instruction)                              \
+    MATRIX_FUNCTION float name(float a, float b) {                      \
+        float y;                                                        \
+        __asm__(instruction " %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); \
+        return y;                                                       \
+    }
+NV_FLOAT_OF(nv_exp2, "ex2.approx.ftz.f32")
+NV_FLOAT_OF(nv_log2, "lg2.approx.f32")
+NV_FLOAT_OF(nv_reciprocal, "rcp.approx.ftz.f32")
+NV_FLOAT_OF_TWO(nv_max, "max.f32")
+NV_FLOAT_OF_TWO(nv_add, "add.rn.f32")
+NV_FLOAT_OF_TWO(nv_multiply, "mul.rn.f32")
 MATRIX_FUNCTION float nv_fma(float a, float b, float c) {
     float y;
     __asm__("fma.rn.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
-    return y;
-}
-MATRIX_FUNCTION float nv_exp2(float x) {
-    float y;
-    __asm__("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-MATRIX_FUNCTION float nv_log2(float x) {
-    float y;
-    __asm__("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-MATRIX_FUNCTION float nv_reciprocal(float x) {
-    float y;
-    __asm__("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

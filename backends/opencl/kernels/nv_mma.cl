@@ -220,7 +220,7 @@ MATRIX_FUNCTION float nv_exponentiate(nv_thread *w, uint t, uint r, float scale_
         nv_max(most, nv_max(w->s[t][n][2u * r], w->s[t][n][2u * r + 1u]));
     most = nv_max(most, nv_exchange_float(most, 1u));
     most = nv_max(most, nv_exchange_float(most, 2u));
-    const float factor = matrix_rise(most, &row_max, scale_log2);
+    const float factor = matrix_rescale(most, &row_max, scale_log2);
     float scaled = matrix_reference(row_max, scale_log2);
     if (matrix_is_large(scaled)) {
         TESS_UNROLL for (uint n = 0u; n < TESS_S; n++) TESS_UNROLL for (uint e = 0u; e < 2u; e++)
@@ -366,18 +366,14 @@ MATRIX_FUNCTION void nv_store(const nv_thread *w, const __local matrix_job *m, _
 TESS_FORWARD_KERNEL {
     NV_MEMORY(m)
     __local matrix_job *const own = &m->job;
-    const uint items = tess_present_items(args.items TESS_TABLES_OF_KERNEL);
-    if (TESS_GROUP >= items) return;
-    const uint job = tess_find_item(TESS_GROUP, true, TESS_JOB_WORDS TESS_TABLES_OF_KERNEL);
-    const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
-    const tess_offset q_start =
-        TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
-    if (TESS_THREAD < TESS_LISTS) own->masked[TESS_THREAD] = ~0u;
+    if (TESS_GROUP >= tess_present_items(args.items TESS_TABLES_OF_KERNEL)) return;
+    const matrix_found found = matrix_read_job(own TESS_TABLES_OF_KERNEL);
+    const tess_tile tile = found.tile;
     TESS_BARRIER;
     /* Q is on its way while keys are found. */
     nv_operands q;
-    nv_load_q(&q, Q, TESS_FIRST(q, tile, q_start, tile.head), tile, args);
-    const matrix_source source = matrix_find(job, tile TESS_TABLES_OF_KERNEL);
+    nv_load_q(&q, Q, TESS_FIRST(q, tile, found.q_start, tile.head), tile, args);
+    const matrix_source source = matrix_find(found.job, tile TESS_TABLES_OF_KERNEL);
     const uint stages = (source.count + TESS_KEYS - 1u) / TESS_KEYS;
     const float scale_log2 = nv_multiply(args.scale < 0.0f ? -args.scale : args.scale, TESS_LOG2E);
     const bool active = TESS_THREAD / 32u * TESS_TILES * 16u < tile.packed_rows;

@@ -9,17 +9,14 @@
  *
  * Nobody says which elements of a matrix an invocation holds, so whatever the softmax does is done
  * to all elements alike:
- *   - the exponentials' reference, one value a row, is a matrix whose columns are all the same:
- *     a column loaded with stride 0;
+ *   - the exponentials' reference, one score a row, and its product with the scale are matrices
+ *     whose columns are all the same: a column loaded with stride 0;
  *   - row sums are added up element by element, and over columns only at the end;
  *   - row maxima are compared with the reference element by element. Only where one exceeds it by
  *     2^8, which is rare, maxima go through shared memory, and the reference of these rows rises.
  * P becomes an operand in registers where results and operands are laid out alike (DIRECT), and
  * elsewhere through shared memory. What a subgroup keeps there is of its own rows, behind barriers
  * of its own.
- *
- * Masks are found for whole matrices first: whether all of their rows keep all of their keys, or
- * none keeps any. Numbered elements tell what the others compare.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -83,10 +80,13 @@ const uint LISTED = 2u * KEYS, LIST = 2u * LISTED;
 
 /* The reference of a row without keys, and the score of a key that is not kept. Both are finite,
  * and far from all others even when a small scale brings them together. */
-#define NO_REFERENCE (-1.0e24)
+#define NO_REFERENCE (-1.0e36)
 #define NOT_KEPT     (-1.0e37)
 #define LEAST_SCALE  1.0e-12
 #define MOST_RISE    8.0 /* log2 */
+/* A product of score and scale that is so large has lost bits which a difference of scores keeps:
+ * exponentials are then of that, and the product counts as 0. */
+#define IS_LARGE(score) (abs((score) * scale_log2) > 16384.0 && (score) != NO_REFERENCE)
 
 /* Between accesses to a subgroup's place. lavapipe, whose subgroups run in lockstep, takes
  * subgroupBarrier() for a barrier of the workgroup. */
@@ -104,14 +104,14 @@ layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o8 { uvec4 O8_[]; }
 shared uvec4 kv[2u * KEYS * ROW];      /* K and V of a stage; before them, rows of Q */
 shared float places[SUBGROUPS * PLACES];
 TESS_SHARED_ROWS
-shared float row_reference[TESS_ROWS], row_factor[TESS_ROWS];
-/* Of a fragment's rows: the least and the most of what masks compare. */
-shared ivec4 least_of[SUBGROUPS * ROW_FRAGMENTS], most_of[SUBGROUPS * ROW_FRAGMENTS];
+shared float row_reference[TESS_ROWS], row_product[TESS_ROWS], row_factor[TESS_ROWS];
 /* Of two lists of keys, each of two stages: where keys lie, and the fields of tess_key. Those of
  * absent pages lie at the tensor's first element. */
 shared uint key_k_at[LIST], key_v_at[LIST], key_bits[LIST];
 shared int key_position[LIST], key_last_block[LIST];
 shared uvec4 risen_at; /* x: the first key of the last stage in which a reference rose */
+
+#include "coopmat_masks.h"
 
 void list_keys(uint list, uint first, uint keys, uint job, tess_tile tile, tess_key_walk walk,
                uint k_base, uint v_base) {
@@ -163,65 +163,6 @@ void list_keys(uint list, uint first, uint keys, uint job, tess_tile tile, tess_
                     coopMatMulAdd(p[t * STEPS + x], b, o[t * O_FRAGMENTS + y]);      \
         }
 
-/* What the rows of a fragment have at the ends of their ranges. */
-void find_bounds() {
-    for (uint f = TESS_THREAD; f < SUBGROUPS * ROW_FRAGMENTS; f += TESS_THREADS) {
-        ivec4 least = ivec4(TESS_INT_MAX), most = ivec4(TESS_INT_MIN);
-        for (uint r = f * M; r < f * M + M; r++) {
-            const ivec4 row =
-                ivec4(row_causal[r], row_window_low[r], row_window_high[r], row_block[r]);
-            least = min(least, row);
-            most = max(most, row);
-        }
-        least_of[f] = least;
-        most_of[f] = most;
-    }
-}
-
-/* Whether all rows of a fragment keep the key, and whether any might. Neither false nor true: each
- * row has to be asked. */
-bvec2 kept_by(tess_key key, uint fragment, int sinks, int i_first) {
-    const ivec4 least = least_of[fragment], most = most_of[fragment];
-    const uint blocks = min(uint(most.w - least.w), 31u),
-               seen = ((2u << blocks) - 1u) << (uint(least.w - i_first) & 31u);
-    const bool sink = key.position < sinks;
-    return bvec2(key.position <= least.x &&
-                     (sink || (key.position >= most.y && key.position <= least.z)) &&
-                     most.w <= key.last_block && (key.bits & seen) == seen,
-                 key.position <= most.x &&
-                     (sink || (key.position >= least.y && key.position <= most.z)) &&
-                     least.w <= key.last_block && (key.bits & seen) != 0u);
-}
-
-/* Which elements of a fragment's S are kept, those of its first matrix in the lowest bits. */
-uint find_kept(uint own, uint fragment, uint list, int sinks, int i_first) {
-    const uint lane = gl_SubgroupInvocationID;
-    uint kept = 0u;
-    [[dont_unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
-        TESS_READ_KEY(own_key, list + n * N + lane % N);
-        const bvec2 by = kept_by(own_key, fragment, sinks, i_first);
-        uint bits = (2u << (M * N / SUBGROUP - 1u)) - 1u;
-        if (!subgroupAny(by.y)) {
-            bits = 0u;
-        } else if (!subgroupAll(by.x)) {
-            MATRIX_C looked_at;
-            for (uint e = lane; e < M * N; e += SUBGROUP) {
-                TESS_READ_ROW(row, fragment * M + e / N);
-                TESS_READ_KEY(key, list + n * N + e % N);
-                places[own + e / N * PLACE + e % N] = float(tess_is_kept(key, row, sinks, i_first));
-            }
-            OWN_BARRIER
-            coopMatLoad(looked_at, places, own, PLACE, ROW_MAJOR);
-            OWN_BARRIER
-            bits = 0u;
-            [[unroll]] for (uint i = 0u; i < looked_at.length(); i++)
-                bits |= uint(looked_at[i] != 0.0) << i;
-        }
-        kept |= bits << (n * (M * N / SUBGROUP));
-    }
-    return kept;
-}
-
 uint pack_narrow(float a, float b) {
 #if TESS_DTYPE == 1
     return packFloat2x16(f16vec2(a, b));
@@ -244,6 +185,7 @@ TESS_FORWARD_KERNEL {
     const uint own_dim = has_dim && !(TESS_IS_PAGED && args.pages == 0u) ? thread % UNITS * 8u : 0u;
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
         row_reference[r] = NO_REFERENCE;
+        row_product[r] = 0.0;
         row_factor[r] = 1.0;
     }
     if (thread == 0u) risen_at.x = ~0u;
@@ -292,7 +234,7 @@ TESS_FORWARD_KERNEL {
     if (keys > 0u) { FETCH(K, k_wide, key_k_at, 0u) }
     /* The inner loop ends where a reference rises: O is multiplied outside of it. Inside, products
      * alone change O, and its registers stay where they are. */
-    bool rose = keys > 0u;
+    bool rose = keys > 0u, large = false;
     [[dont_unroll]] while (rose) {
         rose = false;
         [[dont_unroll]] while (first < keys) {
@@ -349,9 +291,10 @@ TESS_FORWARD_KERNEL {
                     [[unroll]] for (uint i = 0u; i < most[t].length(); i++)
                         most[t][i] = max(most[t][i], s[t * KEY_FRAGMENTS + n][i]);
                 [[unroll]] for (uint i = 0u; i < most[t].length(); i++)
-                    rises = rises || fma(most[t][i], scale_log2, -reference[t][i]) > MOST_RISE;
+                    rises = rises || (most[t][i] - reference[t][i]) * scale_log2 > MOST_RISE;
             }
-            if (subgroupAny(rises)) {
+            const bool rises_here = subgroupAny(rises);
+            if (rises_here || large) {
                 [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
                     coopMatStore(most[t], places, own, PLACE, ROW_MAJOR);
                     OWN_BARRIER
@@ -360,16 +303,27 @@ TESS_FORWARD_KERNEL {
                         float largest = TESS_LOWEST;
                         for (uint c = 0u; c < N; c++)
                             largest = max(largest, places[own + e * PLACE + c]);
-                        const float old = row_reference[r];
-                        if (fma(largest, scale_log2, -old) > MOST_RISE) {
-                            const float risen = largest * scale_log2;
-                            row_factor[r] = exp2(old - risen);
-                            row_reference[r] = risen;
+                        const float rise = (largest - row_reference[r]) * scale_log2;
+                        if (rise > MOST_RISE) {
+                            row_factor[r] = exp2(-rise);
+                            row_reference[r] = largest;
+                            row_product[r] = IS_LARGE(largest) ? 0.0 : largest * scale_log2;
                         }
+                        large = large || IS_LARGE(row_reference[r]);
                     }
                     OWN_BARRIER
                 }
-                risen_at.x = first;
+                if (rises_here) risen_at.x = first;
+                large = subgroupAny(large);
+                if (large) {
+                    [[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * KEY_FRAGMENTS; n++) {
+                        MATRIX_C score;
+                        coopMatLoad(score, row_reference, first_row + n / KEY_FRAGMENTS * M, 0u,
+                                    COLUMN_MAJOR);
+                        [[unroll]] for (uint i = 0u; i < s[n].length(); i++)
+                            s[n][i] -= IS_LARGE(score[i]) ? score[i] : 0.0;
+                    }
+                }
             }
 
             PUT(V, v_wide, key_v_at, list, KEYS * ROW)
@@ -382,7 +336,7 @@ TESS_FORWARD_KERNEL {
             barrier();
             [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
                 MATRIX_C factor;
-                coopMatLoad(reference[t], row_reference, first_row + t * M, 0u, COLUMN_MAJOR);
+                coopMatLoad(reference[t], row_product, first_row + t * M, 0u, COLUMN_MAJOR);
                 coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
                 row_sum[t] = row_sum[t] * factor;
                 [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
@@ -449,18 +403,19 @@ TESS_FORWARD_KERNEL {
     }
     for (uint r = lane; r < SUBGROUP_ROWS; r += SUBGROUP) {
         const uint in_tile = first_row + r;
-        const float risen = row_reference[in_tile], sum = row_factor[in_tile];
+        const float score = row_reference[in_tile], sum = row_factor[in_tile];
         row_factor[in_tile] = sum == 0.0 ? 0.0 : 1.0 / sum; /* NaN stays */
         if (in_tile < used && partial != TESS_NO_PARTIAL) {
-            /* Merges want a score, whose product with the scale is not quite the reference: the
-             * sum makes up for it. */
-            const float score = sum > 0.0 ? risen / scale_log2 : TESS_LOWEST;
-            const float rounding = sum > 0.0 ? fma(score, scale_log2, -risen) : 0.0;
-            TESS_STORE_PARTIAL(max_base + in_tile, score);
+            /* Exponentials are relative to a rounded product, unless that is large: the sum makes
+             * up for the rounding. */
+            const bool exact = IS_LARGE(score) || !(sum > 0.0);
+            const float rounding = exact ? 0.0 : fma(score, scale_log2, -row_product[in_tile]);
+            TESS_STORE_PARTIAL(max_base + in_tile, sum > 0.0 ? score : TESS_LOWEST);
             TESS_STORE_PARTIAL(max_base + args.partial_rows + in_tile, sum * exp2(-rounding));
         } else if (in_tile < used && (TESS_FLAGS & TESS_ARGS_LSE) != 0u) {
             TESS_STORE_LSE(lse_base + TESS_ROW_OFFSET(lse, row_head_row[in_tile]),
-                           sum > 0.0 ? (risen + log2(sum)) * TESS_LN2 : TESS_MINUS_INFINITY);
+                           sum > 0.0 ? fma(score, abs(args.scale), log2(sum) * TESS_LN2)
+                                     : TESS_MINUS_INFINITY);
         }
     }
     OWN_BARRIER

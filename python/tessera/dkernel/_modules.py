@@ -141,18 +141,12 @@ class SparseAttention(torch.nn.Module):
 
     def forward(
         self,
-        q: Tensor,
-        k: Tensor | None = None,
-        v: Tensor | None = None,
-        sm_scale: float | None = None,
-        *,
-        cu_seqlen_k: _Lengths | None = None,
-        cu_seqlen_q: _Lengths | None = None,
-        left_paddings: _Lengths | None = None,
-        seqlens: _Lengths | None = None,
-        return_lse: bool = False,
-        split_qkv: _Split | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        q: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+        sm_scale: float | None = None, *,
+        cu_seqlen_k: _Lengths | None = None, cu_seqlen_q: _Lengths | None = None,
+        left_paddings: _Lengths | None = None, seqlens: _Lengths | None = None,
+        return_lse: bool = False, split_qkv: _Split | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """Attention; everything has gradients.
 
         q, k, v        4-D as seq_dim says, or packed [tokens, heads, dim]. Without v, `split_qkv`
@@ -258,17 +252,9 @@ class SparseAttention(torch.nn.Module):
                 q_first = [0] * batch
         layout: Literal["bshd", "bhsd"] = "bshd" if seq_dim == 1 else "bhsd"
         return tessera.attention(
-            q,
-            k,
-            v,
-            pattern,
-            layout=layout,
-            scale=scale,
-            q_lens=q_lens,
-            kv_lens=kv_lens,
-            q_first=q_first,
-            return_lse=True,
-        )
+            q, k, v, pattern, layout=layout, scale=scale, return_lse=True,
+            q_lens=q_lens, kv_lens=kv_lens, q_first=q_first,
+        )  # fmt: skip
 
     def _into_out(self, o: Tensor) -> Tensor:
         out = self.kwargs.get("out")

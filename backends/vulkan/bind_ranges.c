@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows of a launch: where a tensor is larger than a binding may be, some sequences, kv heads,
- * rows and keys are bound at a time, and every dispatch comes once for each window. */
+/* Binding ranges of a launch: where a tensor is larger than a binding may be, some sequences, kv
+ * heads, rows and keys are bound at a time, and every dispatch comes once for each range. */
 #include <string.h>
 
 #include "launch.h"
 
 enum { FITS, ELSEWHERE, TOO_LONG };
 
-static int is_cut(const tess_vk_unit *u) { return u->window < u->all; }
+static int is_cut(const tess_vk_unit *u) { return u->bound < u->all; }
 
 static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* What of a part a window needs: bytes [*start, *end) from the part's offset. A window of rows has
- * the first rows of jobs, and one of keys the ends of sequences; both reach as far as a job does.
+/* What of a part a binding range needs: bytes [*start, *end) from the part's offset. A range of
+ * rows has the first rows of jobs, and one of keys the ends of sequences; both reach as far as a
+ * job does.
  */
 static void cut(const tess_vk_run *run, const tess_vk_part *p, const tess_vk_bound *b,
                 uint64_t *start, uint64_t *end) {
@@ -37,7 +38,7 @@ static void cut(const tess_vk_run *run, const tess_vk_part *p, const tess_vk_bou
             (b->end[VK_BY_KV_HEAD] - UINT64_C(1)) * step[VK_BY_KV_HEAD];
     if (p->tokens) *end = smaller(*end, last);
     if (*start < *end) return;
-    /* No job of the window has anything there. */
+    /* No job of the range has anything there. */
     *start = 0;
     *end = p->item;
 }
@@ -65,26 +66,26 @@ static const uint8_t *slots_of(const tess_vk_run *run) {
     return run->device->slots[tess_vk_family(run->launch->op)];
 }
 
-static uint32_t windows_of(const tess_vk_unit *u) { return (u->all - 1) / u->window + 1; }
+static uint32_t ranges_of(const tess_vk_unit *u) { return (u->all - 1) / u->bound + 1; }
 
-static void place(const tess_vk_run *run, uint32_t window, tess_vk_bound *b) {
+static void place(const tess_vk_run *run, uint32_t bind_range, tess_vk_bound *b) {
     memset(b, 0, sizeof *b);
     for (int n = 0; n < VK_UNITS; n++) {
         const tess_vk_unit *u = &run->units[n];
-        const uint32_t count = windows_of(u);
-        b->first[n] = window % count * u->window;
-        b->end[n] = u->all - b->first[n] < u->window ? u->all : b->first[n] + u->window;
-        window /= count;
+        const uint32_t count = ranges_of(u);
+        b->first[n] = bind_range % count * u->bound;
+        b->end[n] = u->all - b->first[n] < u->bound ? u->all : b->first[n] + u->bound;
+        bind_range /= count;
     }
 }
 
-/* Binds all parts of a window. Where that fails, *at is the part that does not fit and *with the
+/* Binds all parts of a range. Where that fails, *at is the part that does not fit and *with the
  * one whose binding it shares, or NULL. */
-static int bind(const tess_vk_run *run, uint32_t window, tess_vk_bound *b, const tess_vk_part **at,
-                const tess_vk_part **with) {
+static int bind(const tess_vk_run *run, uint32_t bind_range, tess_vk_bound *b,
+                const tess_vk_part **at, const tess_vk_part **with) {
     const uint8_t *slots = slots_of(run);
     const tess_vk_part *first[TESS_BINDINGS] = {NULL};
-    place(run, window, b);
+    place(run, bind_range, b);
     for (uint32_t n = 0; n < run->n_parts; n++) {
         const tess_vk_part *p = &run->parts[n];
         const uint32_t slot = slots[p->binding];
@@ -99,10 +100,10 @@ static int bind(const tess_vk_run *run, uint32_t window, tess_vk_bound *b, const
 
 /* What an element is away from the start of its range becomes an index, also where the range begins
  * behind the tensor: kernels count modulo 2^32. */
-void tess_vk_bind_window(const tess_vk_run *run, uint32_t window, tess_vk_bound *b) {
+void tess_vk_bind_range(const tess_vk_run *run, uint32_t bind_range, tess_vk_bound *b) {
     const tess_vk_part *at, *with;
     const uint8_t *slots = slots_of(run);
-    (void)bind(run, window, b, &at, &with);
+    (void)bind(run, bind_range, b, &at, &with);
     for (uint32_t n = 0; n < run->n_parts; n++) {
         const tess_vk_part *p = &run->parts[n];
         const int64_t away = (int64_t)(p->buffer->offset - b->ranges[slots[p->binding]].offset);
@@ -127,43 +128,43 @@ static tess_status refuse(const tess_vk_run *run, int result, uint64_t bytes,
                       limits->max_storage_range);
 }
 
-/* Halves the windows of the unit that makes the part shortest, or with `any`, where what shares its
- * binding is too far away, of any; 0 where none is left. Below half of what a job reaches, rows and
- * keys gain nothing. */
+/* Halves what is bound of the unit that makes the part shortest, or with `any`, where what shares
+ * its binding is too far away, of any; 0 where none is left. Below half of what a job reaches, rows
+ * and keys gain nothing. */
 static int halve(tess_vk_run *run, const tess_vk_part *p, int any) {
     tess_vk_unit *best = NULL;
     uint64_t most = 0;
     for (int n = 0; n < VK_UNITS; n++) {
         tess_vk_unit *u = &run->units[n];
         const uint64_t least = u->reach / 2 > 1 ? u->reach / 2 : 1;
-        const uint64_t gain = u->window / 2 * (any ? 1 : p->step[n]);
-        if (u->window <= least || gain <= most) continue;
+        const uint64_t gain = u->bound / 2 * (any ? 1 : p->step[n]);
+        if (u->bound <= least || gain <= most) continue;
         most = gain;
         best = u;
     }
-    if (best) best->window -= best->window / 2;
+    if (best) best->bound -= best->bound / 2;
     return best != NULL;
 }
 
-tess_status tess_vk_choose_windows(tess_vk_run *run) {
-    const uint32_t most = run->state->most_windows;
+tess_status tess_vk_choose_ranges(tess_vk_run *run) {
+    const uint32_t most = run->state->most_bind_ranges;
     const tess_vk_part *at = NULL, *with = NULL;
     tess_vk_bound b;
     for (;;) {
-        double windows = 1;
+        double bind_ranges = 1;
         int result = FITS;
-        for (int n = 0; n < VK_UNITS; n++) windows *= windows_of(&run->units[n]);
-        run->windows = windows <= most ? (uint32_t)windows : most;
-        for (uint32_t n = 0; n < run->windows && result == FITS; n++)
+        for (int n = 0; n < VK_UNITS; n++) bind_ranges *= ranges_of(&run->units[n]);
+        run->bind_ranges = bind_ranges <= most ? (uint32_t)bind_ranges : most;
+        for (uint32_t n = 0; n < run->bind_ranges && result == FITS; n++)
             result = bind(run, n, &b, &at, &with);
-        if (result == FITS && windows <= most) return TESS_OK;
+        if (result == FITS && bind_ranges <= most) return TESS_OK;
         if (result == FITS)
             return run->device->host->fail(
                 run->device->host, TESS_ERROR_UNSUPPORTED,
                 "%s: its strides need %.0f ranges of maxStorageBufferRange (%u), and the plan has "
                 "room for %u",
-                run->parts[0].name, windows, run->device->found.properties.limits.max_storage_range,
-                most);
+                run->parts[0].name, bind_ranges,
+                run->device->found.properties.limits.max_storage_range, most);
         if (result == ELSEWHERE || (!halve(run, at, 0) && (!with || !halve(run, at, 1))))
             return refuse(run, result, b.ranges[slots_of(run)[at->binding]].range, at, with);
     }
