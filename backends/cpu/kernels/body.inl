@@ -198,7 +198,7 @@ typedef struct task {
     struct direct_turns *turns;
     cpu_panel_rows panel;
     /* rows of K and V that will be packed next */
-    const char *to_prefetch[2 * BATCH * CHUNK];
+    const char *to_prefetch[2 * (BATCH + 1) * CHUNK];
     int32_t n_prefetched, n_to_prefetch, prefetch_per_step;
     uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
@@ -275,8 +275,9 @@ typedef struct panel_chunk {
     int32_t row; /* the panel's first */
     const cpu_chunk *chunk;
     cpu_span span;
-    const float *k, *v; /* packed */
+    const float *k, *v; /* packed, or without tiles the caller's rows where they lie */
     float *s;
+    int64_t k_pitch, v_pitch; /* words from one key to the next */
 } panel_chunk;
 
 INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
@@ -387,6 +388,17 @@ static void panel_bounds(task *t, int32_t first) {
         if (m->high[r] > b.high_max) b.high_max = m->high[r];
     }
     t->panel = b;
+}
+
+/*
+ * Packing pays when many panels read what is packed. For few of them, floats are multiplied where
+ * they lie. This takes whole groups of keys whose rows are equally far apart; bits do not depend on
+ * it.
+ */
+enum { IN_PLACE_ROWS = 2 * PANEL };
+INLINE int in_place(const task *t, const cpu_chunk *chunk) {
+    return !PAIRS && t->launch->kv_dtype == TESS_F32 && t->rows <= IN_PLACE_ROWS &&
+           chunk->n_runs == 1 && chunk->keys % GROUP == 0;
 }
 
 /*
@@ -549,6 +561,23 @@ static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w
     attend(t, w, 1);
 }
 
+/* Where a panel finds K and V of chunk c of a batch. */
+INLINE void find_keys(const task *t, const key_batch *b, int32_t c, panel_chunk *x) {
+    const job_memory *m = &t->m;
+    const cpu_run *run = &x->chunk->run[0];
+    if (in_place(t, x->chunk)) {
+        x->k = (const float *)(const void *)run->k;
+        x->v = (const float *)(const void *)run->v;
+        x->k_pitch = t->k_stride / (int64_t)sizeof(float);
+        x->v_pitch = t->v_stride / (int64_t)sizeof(float);
+        return;
+    }
+    x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
+    x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
+    x->k_pitch = m->k_pitch;
+    x->v_pitch = DB;
+}
+
 /* The chunks of a batch that a panel works on: some row keeps a key of them. Score buffers are
  * taken in turn, also from one panel to the next. */
 static int32_t list_panel_chunks(task *t, int32_t first_row, const key_batch *b, panel_chunk *list,
@@ -568,8 +597,7 @@ static int32_t list_panel_chunks(task *t, int32_t first_row, const key_batch *b,
         x->row = first_row;
         x->chunk = &b->chunk[c];
         x->span = span;
-        x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
-        x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
+        find_keys(t, b, c, x);
         x->s = m->s + (size_t)((*s_buffer)++ % S_BUFFERS) * CHUNK * PANEL;
     }
     return n;
@@ -704,6 +732,7 @@ static void next_batch(cpu_walk *walk, key_batch *b, int32_t limit) {
 }
 
 static void pack_chunk(const task *t, key_batch *b, int32_t c) {
+    if (in_place(t, &b->chunk[c])) return;
     pack_keys(t, &b->chunk[c], b->k + (size_t)c * CHUNK * t->m.k_pitch);
     pack_values(t, &b->chunk[c], b->v + (size_t)c * CHUNK * WORD_OF(t->m.o_elements));
 }
@@ -728,16 +757,29 @@ static void task_init(state *s, task *t, const tess_launch *launch, const tess_j
 }
 
 static void list_batch_prefetches(task *t, const key_batch *b) {
-    t->n_prefetched = t->n_to_prefetch = 0;
     for (int32_t c = 0; c < b->chunks; c++) list_prefetches(t, &b->chunk[c]);
+}
+
+/* Those of a job's first chunk that is multiplied where it lies: K is wanted at once, V later. */
+static void list_first_prefetches(task *t, const cpu_run *run) {
+    for (int32_t key = 0; key < run->count; key++)
+        t->to_prefetch[t->n_to_prefetch++] = run->k + key * t->k_stride;
+    for (int32_t key = 0; key < run->count; key++)
+        t->to_prefetch[t->n_to_prefetch++] = run->v + key * t->v_stride;
 }
 
 /* What comes before the first panel: Q of all panels, K and V of the first batch, no output. */
 static void begin_panels(task *t, key_batch *first, int32_t lanes) {
     const job_memory *m = &t->m;
-    list_batch_prefetches(t, first);
-    t->prefetch_per_step = 1;
-    while (t->n_prefetched < t->n_to_prefetch) prefetch_some(t);
+    t->n_prefetched = t->n_to_prefetch = 0;
+    t->prefetch_per_step = 2 * GROUP;
+    if (first->chunks > 0 && in_place(t, &first->chunk[0])) {
+        list_first_prefetches(t, &first->chunk[0].run[0]);
+        prefetch_some(t);
+    } else {
+        list_batch_prefetches(t, first);
+        while (t->n_prefetched < t->n_to_prefetch) prefetch_some(t);
+    }
     for (int32_t r = 0; r < lanes; r += PANEL) {
         prefetch_rows(t, &t->launch->tensor[TESS_ROLE_Q], r + 2 * PANEL, PANEL, 0);
         pack_queries(t, r);
@@ -759,7 +801,8 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     panel_work w = {.after = NULL, .first_max = first_max};
     int32_t n_after = list_panel_chunks(t, 0, now, list[0], &s_buffer);
     list_batch_prefetches(t, next);
-    t->prefetch_per_step = 1 + t->n_to_prefetch / (now->chunks * panels * STEPS);
+    t->prefetch_per_step =
+        1 + (t->n_to_prefetch - t->n_prefetched) / (now->chunks * panels * STEPS);
     for (int32_t panel = 0; panel < panels; panel++) {
         const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
         panel_chunk *after = list[(panel + 1) % 2];
@@ -778,6 +821,7 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
         }
         for (; packed < to; packed++) pack_chunk(t, next, packed);
     }
+    t->n_prefetched = t->n_to_prefetch = 0; /* what is left is wanted now */
 }
 
 /* Jobs of few rows that read the same keys of their kv heads take turns. Bit n of the result tells
@@ -848,7 +892,7 @@ static void panel_job(state *s, const tess_launch *launch, const tess_job *job) 
 
 void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t count, uint64_t apart,
                   void *scratch) {
-    if ((uint32_t)jobs->rows * jobs->heads <= DIRECT_ROWS)
+    if ((uint32_t)jobs->rows * jobs->heads <= DIRECT_MOST)
         direct_jobs(scratch, launch, jobs, count, apart);
     else
         for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);

@@ -454,9 +454,10 @@ INLINE void direct_scores_end(direct_turns *turns, const uint32_t dtype) {
 }
 
 /* Scores of TURN_KEYS keys against all rows. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                          const int rows) {
     TILE_STATE;
-    (void)rows;
+    (void)first, (void)rows;
     const int32_t n_tiles = query_tiles(dtype, t->head_dim),
                   lines = TURN_KEYS * 3 / 4 * t->turns->row_lines, ahead = lines / n_tiles;
     const float *q = t->m.q;
@@ -662,16 +663,16 @@ INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
 #undef VALUE_STEP
 }
 
-INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
-                          const int rows) {
-    (void)rows;
+INLINE void direct_values(const task *t, const uint32_t dtype, int32_t begin, int32_t count,
+                          int32_t first, const int rows) {
+    (void)first, (void)rows;
     if (!in_pairs(t, dtype)) {
-        values_in_place(t, first, count);
+        values_in_place(t, begin, count);
         return;
     }
     const int32_t at_once = VALUE_TILES * tile_keys(dtype);
     for (int32_t n = 0; n < count; n += at_once)
-        values_in_pairs(t, dtype, first + n, count - n < at_once ? count - n : at_once);
+        values_in_pairs(t, dtype, begin + n, count - n < at_once ? count - n : at_once);
 }
 
 /* Whether some element of O is not finite: then elements of V may be so, and the job has to be done
