@@ -9,12 +9,6 @@ endfunction()
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
-find_package(Pthreadpool QUIET)
-if(NOT Pthreadpool_FOUND)
-  tessera_left_out("threads of the CPU backend, which will use one"
-    "pthreadpool was not found; Debian: libpthreadpool-dev")
-endif()
-
 if(TESSERA_CLI)
   find_package(CJSON QUIET)
   if(NOT CJSON_FOUND)

@@ -40,16 +40,14 @@ configure_package_config_file(cmake/tessera-config.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/tessera-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/tessera-config.cmake
-  ${PROJECT_BINARY_DIR}/tessera-config-version.cmake cmake/FindPthreadpool.cmake
+  ${PROJECT_BINARY_DIR}/tessera-config-version.cmake
   DESTINATION ${package_dir})
 
 # pkg-config cannot follow CMake targets, so the private libraries are turned into -l words here. A
 # shared libtessera needs none of them.
 set(TESSERA_PC_LIBS "")
 foreach(lib IN LISTS TESSERA_PRIVATE_LIBS)
-  if(lib STREQUAL "Pthreadpool::pthreadpool")
-    string(APPEND TESSERA_PC_LIBS " -lpthreadpool")
-  elseif(lib STREQUAL "Threads::Threads")
+  if(lib STREQUAL "Threads::Threads")
     string(APPEND TESSERA_PC_LIBS " -pthread")
   elseif(IS_ABSOLUTE "${lib}")
     string(APPEND TESSERA_PC_LIBS " ${lib}")

@@ -14,12 +14,12 @@ static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_i
     if (index > 0)
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
     info->kind = TESS_DEVICE_CPU;
-    info->compute_units = TESS_CPU_PTHREADPOOL ? host->cpu_threads : 1;
+    info->compute_units = host->cpu_threads;
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     info->memory_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
     tess_cpu_model_name(info->name, sizeof info->name);
     tess_cpu_isa_list(info->arch, sizeof info->arch);
-    snprintf(info->driver, sizeof info->driver, "%s", tess_cpu_pool_name());
+    snprintf(info->driver, sizeof info->driver, "POSIX threads");
     return TESS_OK;
 }
 
@@ -33,14 +33,12 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
     cpu_device *d = tess_object(host, sizeof *d, "the device");
     if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
-    d->threads = TESS_CPU_PTHREADPOOL && host->cpu_threads ? host->cpu_threads : 1;
+    d->threads = host->cpu_threads ? host->cpu_threads : 1;
     d->pid = getpid();
-    d->pool = tess_cpu_pool_create(d->threads);
+    d->pool = tess_cpu_pool_create(host, d->threads);
     if (!d->pool) {
-        const uint32_t threads = d->threads;
         host->free(host, d, sizeof *d);
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
-                          "pthreadpool_create: no pool of %u threads", threads);
+        return TESS_ERROR_OUT_OF_MEMORY;
     }
     *device = d;
     return TESS_OK;

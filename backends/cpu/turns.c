@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/turns.h"
 
-#include <sched.h>
+#include "pause.h"
 
 static const uint64_t none = UINT64_MAX, taking = UINT64_MAX - 1;
 
@@ -21,15 +21,6 @@ void tess_cpu_turns_begin(char *first, size_t apart, uint32_t workers) {
     }
 }
 
-/* A neighbour that does not run, as on a busy machine, gets the processor. */
-static void pause_briefly(uint32_t *spins) {
-    enum { SPINS = 256 };
-    if (++*spins % SPINS == 0) sched_yield();
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
-
 int tess_cpu_turn_take(cpu_turn *turn, const tess_launch *launch, atomic_uint_fast64_t *next,
                        uint64_t end, uint64_t *job) {
     const tess_column *columns = launch->tables->columns;
@@ -43,7 +34,7 @@ int tess_cpu_turn_take(cpu_turn *turn, const tess_launch *launch, atomic_uint_fa
         cpu_turn *other = turn_of(turn, w);
         uint64_t at;
         uint32_t spins = 0;
-        while ((at = atomic_load(&other->job)) == taking) pause_briefly(&spins);
+        while ((at = atomic_load(&other->job)) == taking) tess_pause_briefly(&spins);
         if (at < n && columns[at].sequence == columns[n].sequence &&
             columns[at].kv_head == columns[n].kv_head)
             turn->before[turn->n_before++] = (uint16_t)w;
@@ -67,7 +58,7 @@ void tess_cpu_turn_wait(cpu_turn *turn, uint64_t row) {
                 n++;
                 break;
             }
-            pause_briefly(&spins);
+            tess_pause_briefly(&spins);
         }
     }
 }

@@ -8,6 +8,7 @@
  *     KB, DB     keys and value elements in the register blocks of the two products (DB divides 8)
  *     PAIRS      1 when products take pairs of bf16 (DOT(acc, a, b)), 0 when they take floats
  *     TILES      1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS
+ *     ONE_ROW(x) perhaps: the name of function x of the kernel that does jobs of one row of bf16
  *
  * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row],
  * O[element][row]. Softmax is then vertical, without any reduction across lanes. K and V of a batch
@@ -267,7 +268,11 @@ enum { STATE_BYTES = (sizeof(state) + 63) / 64 * 64 };
 
 size_t KERNEL(scratch)(int32_t head_dim) {
     job_memory m;
-    return STATE_BYTES + layout_memory(&m, head_dim, NULL);
+    size_t bytes = STATE_BYTES + layout_memory(&m, head_dim, NULL);
+#ifdef ONE_ROW
+    if (bytes < ONE_ROW(scratch)(head_dim)) bytes = ONE_ROW(scratch)(head_dim);
+#endif
+    return bytes;
 }
 
 /* What a panel has to do in one chunk of the batch. */
@@ -892,7 +897,14 @@ static void panel_job(state *s, const tess_launch *launch, const tess_job *job) 
 
 void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t count, uint64_t apart,
                   void *scratch) {
-    if ((uint32_t)jobs->rows * jobs->heads <= DIRECT_MOST)
+    const int32_t rows = (int32_t)jobs->rows * jobs->heads;
+#ifdef ONE_ROW
+    if (rows == 1 && launch->kv_dtype == TESS_BF16) {
+        ONE_ROW(jobs)(launch, jobs, count, apart, scratch);
+        return;
+    }
+#endif
+    if (rows <= direct_most(launch->kv_dtype))
         direct_jobs(scratch, launch, jobs, count, apart);
     else
         for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);

@@ -7,11 +7,13 @@
 
 /* Rows that a product takes at once. */
 #define DIRECT_ROWS CPU_FEW_ROWS
-/* Rows of such a job at most. Beyond DIRECT_ROWS they are taken in groups of as many, which read K
- * and V of a few keys one after the other. */
-#ifndef DIRECT_MOST
-#define DIRECT_MOST (TILES ? DIRECT_ROWS : 8)
-#endif
+#define DIRECT_MOST 12
+/* Rows of such a job at most. Beyond DIRECT_ROWS vectors take them in groups of as many, which read
+ * K and V of a few keys one after the other; tiles of bf16 have room for sixteen. */
+INLINE int32_t direct_most(uint32_t kv_dtype) {
+    if (TILES) return kv_dtype == TESS_BF16 ? 16 : DIRECT_ROWS;
+    return kv_dtype == TESS_F32 ? 8 : DIRECT_MOST;
+}
 /* Most keys whose scores are summed together, and vectors of O of a row that are kept in registers:
  * enough sums to hide how long a product takes. */
 #if VL == 16 || defined(__aarch64__)
@@ -33,7 +35,7 @@ static const uint16_t no_value[256];
 
 #if TILES
 #include "direct_tiles.inl"
-enum { TASK_FLOATS = DIRECT_ROWS * (CHUNK + VL + 8) + WEIGHT_FLOATS };
+enum { TASK_FLOATS = DIRECT_ROWS * (CHUNK + VL + 8) + WEIGHT_FLOATS(DIRECT_ROWS) };
 #else
 #include "direct_products.inl"
 enum { TURN_KEYS = VL, TASK_FLOATS = DIRECT_ROWS * (CHUNK + FOLDS * VL + VL) };
@@ -157,7 +159,7 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
         for (int32_t n = 0; n < n_ready; n++) {
             const task *t = turns->ready[n];
             if (key >= round_up(t->chunk->keys, TURN_KEYS)) continue;
-            for (int32_t first = 0; first < lanes; first += DIRECT_ROWS)
+            for (int32_t first = 0; first < lanes; first += TILES ? lanes : DIRECT_ROWS)
                 direct_scores(t, dtype, key, first, rows);
         }
 #if TILES
@@ -173,7 +175,7 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
         for (int32_t n = 0; n < n_ready; n++) {
             const task *t = turns->ready[n];
             const int32_t left = t->chunk->keys - key;
-            for (int32_t first = 0; first < lanes && left > 0; first += DIRECT_ROWS)
+            for (int32_t first = 0; first < lanes && left > 0; first += TILES ? lanes : DIRECT_ROWS)
                 direct_values(t, dtype, key, left < unit ? left : unit, first, rows);
         }
 }
@@ -235,8 +237,8 @@ static void direct_place(task *t, int32_t n) {
     m->s = m->k + (size_t)n * TASK_FLOATS;
     t->sums = m->s + lanes * CHUNK;
 #if TILES
-    t->weights = t->sums + DIRECT_ROWS * VL;
-    t->q_unit = t->weights + WEIGHT_FLOATS;
+    t->weights = t->sums + lanes * VL;
+    t->q_unit = t->weights + WEIGHT_FLOATS(lanes);
     t->weight_unit = t->q_unit + DIRECT_ROWS;
 #else
     t->folds = t->sums + lanes * VL;

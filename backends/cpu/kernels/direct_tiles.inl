@@ -24,10 +24,16 @@ enum {
     /* bits behind the first one of the largest number of a row */
     QUERY_BITS = 21,
     WEIGHT_BITS = 29,
-    PAIR_FLOATS = 2 * DIRECT_ROWS * 16, /* weights of TILE_GROUP keys as pairs with a zero */
-    /* a tile reads 16 rows: those behind its own belong to the next keys */
-    WEIGHT_FLOATS = CHUNK / TILE_GROUP * PAIR_FLOATS + TILE_WORDS - PAIR_FLOATS
 };
+/* Floats of weights of TILE_GROUP keys as pairs with a zero, and of all weights of a job. A tile has
+ * eight rows of pairs; more rows have two tiles for the same keys, HALF_FLOATS apart. A tile reads 16
+ * rows in any case: those behind its own belong to the next keys. */
+#define HALF_ROWS          8
+#define PAIR_FLOATS(lanes) (2 * ((lanes) < HALF_ROWS ? (lanes) : HALF_ROWS) * 16)
+#define HALF_FLOATS        (CHUNK / TILE_GROUP * TILE_WORDS)
+#define WEIGHT_FLOATS(lanes)                                                                   \
+    ((lanes) > HALF_ROWS ? 2 * HALF_FLOATS                                                     \
+                         : CHUNK / TILE_GROUP * PAIR_FLOATS(lanes) + TILE_WORDS - PAIR_FLOATS(lanes))
 
 INLINE int is_codes(const uint32_t dtype) { return dtype >= TESS_F8E4M3; }
 
@@ -322,7 +328,7 @@ INLINE int32_t value_row(const uint32_t dtype, int32_t n) {
 
 /* Weights of row r for bytes, which lie in the place of its scores, become rows of the tiles. */
 INLINE void finish_weights(const task *t, const uint32_t dtype, int32_t r) {
-    direct_prefetch(t->turns, CHUNK / 4 / DIRECT_ROWS * t->turns->row_lines);
+    direct_prefetch(t->turns, CHUNK / 4 / direct_lanes(t) * t->turns->row_lines);
     const float *s = t->m.s + (size_t)r * CHUNK;
     float inverse;
     if (dtype != TESS_I8) return;
@@ -387,15 +393,18 @@ static void direct_query(const task *t, int32_t r) {
 /* Makes Q of a task ready. Rows and columns that stand for nothing are zero. */
 static void direct_queries(const task *t) {
     memset(t->m.q, 0, query_floats(t) * sizeof(float));
-    memset(t->weights, 0, (WEIGHT_FLOATS + 2 * DIRECT_ROWS) * sizeof(float));
+    memset(t->weights, 0, ((size_t)WEIGHT_FLOATS(direct_lanes(t)) + 2 * DIRECT_ROWS) * sizeof(float));
     for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
 }
 
 /* ------------------------------------------------------------------ scores */
 
-/* Stores the scores of 16 keys from `key` on, which are rows of `c`, by rows of Q. */
-INLINE void store_scores(const task *t, const uint32_t dtype, int32_t key, const float *c) {
-    float *s = t->m.s + key;
+/* Stores the scores of 16 keys from `key` on, which are rows of `c`, for the rows of Q from `first`
+ * on. */
+INLINE void store_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                         const float *c) {
+    float *s = t->m.s + (size_t)first * CHUNK + key;
+    c += first;
 #if VL == 16
 #define QUARTERS(at)                                                                              \
     _mm512_inserti32x4(_mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(QUARTER(at)), \
@@ -448,8 +457,10 @@ INLINE void direct_scores_end(direct_turns *turns, const uint32_t dtype) {
     const int32_t key = turns->pending_key;
     if (!t) return;
     const float *c = results(t) + turns->pending_c * TILE_WORDS;
-    store_scores(t, dtype, key, c);
-    store_scores(t, dtype, key + TILE_GROUP, c + TILE_WORDS);
+    for (int32_t first = 0; first < direct_lanes(t); first += DIRECT_ROWS) {
+        store_scores(t, dtype, key, first, c);
+        store_scores(t, dtype, key + TILE_GROUP, first, c + TILE_WORDS);
+    }
     turns->pending = NULL;
 }
 
@@ -517,7 +528,9 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
         return;
     }
     uint16_t *out = (uint16_t *)(void *)(t->weights + key / 32 * TILE_WORDS + r * 16) + key % 32;
-    float *pairs = t->weights + key / TILE_GROUP * PAIR_FLOATS + 2 * r * 16 + key % TILE_GROUP;
+    float *pairs = t->weights + r / HALF_ROWS * HALF_FLOATS +
+                   key / TILE_GROUP * PAIR_FLOATS(direct_lanes(t)) + 2 * (r % HALF_ROWS) * 16 +
+                   key % TILE_GROUP;
 #if VL == 16
     const __m256bh words = _mm512_cvtneps_pbh((__m512)p);
     if (in_pairs(t, dtype)) {
@@ -541,7 +554,7 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
 
 /* Adds a tile of results to 16 elements of O from place d on. */
 INLINE void add_results(const task *t, const uint32_t dtype, const float *c, int32_t d) {
-    for (int r = 0; r < DIRECT_ROWS; r++)
+    for (int r = 0; r < direct_lanes(t); r++)
         for (int i = 0; i < 16; i += VL) {
             float *o = t->m.o + (size_t)r * t->m.o_elements + d + i;
             vf sum = vload(c + r * 16 + i);
@@ -617,12 +630,14 @@ INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, 
 #undef VALUE_DOT
 }
 
-/* The same with rows of V as they lie in memory; four vectors of them at a time, whose results stay
- * in tiles. */
-INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
+/* The same with rows of V as they lie in memory, for the rows of Q from `row` on that a tile has;
+ * four vectors of V at a time, whose results stay in tiles. The first rows of Q bring V. */
+INLINE void values_in_place(const task *t, int32_t first, int32_t count, int32_t row) {
     TILE_STATE;
-    const int32_t vectors = t->m.o_elements / 32,
-                  ahead = TILE_GROUP * t->turns->row_lines / vectors;
+    const int32_t vectors = t->m.o_elements / 32, lanes = direct_lanes(t),
+                  own = lanes - row < HALF_ROWS ? lanes - row : HALF_ROWS,
+                  ahead = row == 0 ? TILE_GROUP * t->turns->row_lines / vectors : 0;
+    const float *weights = t->weights + row / HALF_ROWS * HALF_FLOATS;
     float *copy = key_stage(t), *c = results(t);
 #define VALUE_STEP(i, by)                                                             \
     if (i < n) {                                                                      \
@@ -641,7 +656,7 @@ INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
         TILE_ZERO(2);
         TILE_ZERO(3);
         for (int32_t key = first; key < first + count; key += TILE_GROUP) {
-            TILE_LOAD(4, t->weights + key / TILE_GROUP * PAIR_FLOATS, 64);
+            TILE_LOAD(4, weights + key / TILE_GROUP * PAIR_FLOATS(lanes), 64);
             VALUE_STEP(0, 5)
             VALUE_STEP(1, 6)
             VALUE_STEP(2, 7)
@@ -653,10 +668,10 @@ INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
         TILE_STORE(3, c + 3 * TILE_WORDS, 64);
         TILE_FENCE;
         for (int32_t i = 0; i < n; i++)
-            for (int r = 0; r < 2 * DIRECT_ROWS; r++)
+            for (int r = 0; r < 2 * own; r++)
                 for (int e = 0; e < 16; e += VL) {
-                    float *o =
-                        t->m.o + (size_t)(r / 2) * t->m.o_elements + (at + i) * 32 + r % 2 * 16 + e;
+                    float *o = t->m.o + (size_t)(row + r / 2) * t->m.o_elements + (at + i) * 32 +
+                               r % 2 * 16 + e;
                     vstore(o, vload(o) + vload(c + i * TILE_WORDS + r * 16 + e));
                 }
     }
@@ -667,7 +682,8 @@ INLINE void direct_values(const task *t, const uint32_t dtype, int32_t begin, in
                           int32_t first, const int rows) {
     (void)first, (void)rows;
     if (!in_pairs(t, dtype)) {
-        values_in_place(t, begin, count);
+        for (int32_t row = 0; row < direct_lanes(t); row += HALF_ROWS)
+            values_in_place(t, begin, count, row);
         return;
     }
     const int32_t at_once = VALUE_TILES * tile_keys(dtype);
