@@ -39,8 +39,7 @@ static void *work(void *context) {
     uint64_t seen = 0;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (pool->launches == seen && !pool->ending)
-            pthread_cond_wait(&pool->wake, &pool->lock);
+        while (pool->launches == seen && !pool->ending) pthread_cond_wait(&pool->wake, &pool->lock);
         if (pool->ending) break;
         seen = pool->launches;
         if (pool->open == 0) continue;

@@ -15,8 +15,8 @@ typedef struct cpu_pool cpu_pool;
  * may only wait for one that has begun: others may never do. */
 typedef void (*cpu_share_fn)(void *context, uint32_t worker);
 
-/* A pool of `threads` threads, the one that launches among them. NULL, and the host has the message,
- * if memory or threads are short. */
+/* A pool of `threads` threads, the one that launches among them. NULL, and the host has the
+ * message, if memory or threads are short. */
 cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads);
 void tess_cpu_pool_destroy(cpu_pool *pool);
 

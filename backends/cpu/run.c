@@ -176,9 +176,9 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
 }
 
 /*
- * How many workers the launch is worth. Waking one takes the launching thread and the woken one some
- * microseconds, so each should find as much work. Jobs come longest first: all count as the first
- * one, at the speed of the second-level cache or of the products.
+ * How many workers the launch is worth. Waking one takes the launching thread and the woken one
+ * some microseconds, so each should find as much work. Jobs come longest first: all count as the
+ * first one, at the speed of the second-level cache or of the products.
  */
 static uint32_t workers_for(const cpu_device *d, const tess_launch *launch, const cpu_row *row,
                             uint64_t n_jobs) {

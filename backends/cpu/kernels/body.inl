@@ -904,7 +904,7 @@ void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t coun
         return;
     }
 #endif
-    if (rows <= direct_most(launch->kv_dtype))
+    if (rows <= direct_most(launch))
         direct_jobs(scratch, launch, jobs, count, apart);
     else
         for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);

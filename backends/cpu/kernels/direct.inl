@@ -7,12 +7,17 @@
 
 /* Rows that a product takes at once. */
 #define DIRECT_ROWS CPU_FEW_ROWS
-#define DIRECT_MOST 12
-/* Rows of such a job at most. Beyond DIRECT_ROWS vectors take them in groups of as many, which read
- * K and V of a few keys one after the other; tiles of bf16 have room for sixteen. */
-INLINE int32_t direct_most(uint32_t kv_dtype) {
-    if (TILES) return kv_dtype == TESS_BF16 ? 16 : DIRECT_ROWS;
-    return kv_dtype == TESS_F32 ? 8 : DIRECT_MOST;
+/*
+ * Rows of such a job at most. Beyond DIRECT_ROWS vectors take them in groups of as many, which read
+ * K and V of a few keys one after the other. A group pays for adding up sums key by key, which is
+ * much beside short rows, and it would convert codes once more. Tiles of bf16 have room for sixteen
+ * rows.
+ */
+enum { DIRECT_MOST = TILES ? 16 : 12 };
+INLINE int32_t direct_most(const tess_launch *l) {
+    if (l->kv_dtype > TESS_BF16) return DIRECT_ROWS;
+    if (TILES || l->head_dim >= 96) return DIRECT_MOST;
+    return VL == 16 ? 8 : DIRECT_ROWS;
 }
 /* Most keys whose scores are summed together, and vectors of O of a row that are kept in registers:
  * enough sums to hide how long a product takes. */

@@ -395,8 +395,7 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t begin
     vf acc[DIRECT_ROWS][4];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int j = 0; j < vectors; j++)
-        acc[r][j] = vload(o + (size_t)r * m->o_elements + j * VL);
+    for (int j = 0; j < vectors; j++) acc[r][j] = vload(o + (size_t)r * m->o_elements + j * VL);
     for (int32_t key = begin; key < begin + count; key += VALUE_KEYS) {
         vf v[4];
         if (prefetch) direct_prefetch(t->turns, &ahead, lines > 0 ? lines : 1);
@@ -417,8 +416,7 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t begin
     t->turns->ahead = ahead;
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int j = 0; j < vectors; j++)
-        vstore(o + (size_t)r * m->o_elements + j * VL, acc[r][j]);
+    for (int j = 0; j < vectors; j++) vstore(o + (size_t)r * m->o_elements + j * VL, acc[r][j]);
 }
 
 /* O of the group's rows += P V over `count` keys from `begin` on. */

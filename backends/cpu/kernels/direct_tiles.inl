@@ -25,15 +25,16 @@ enum {
     QUERY_BITS = 21,
     WEIGHT_BITS = 29,
 };
-/* Floats of weights of TILE_GROUP keys as pairs with a zero, and of all weights of a job. A tile has
- * eight rows of pairs; more rows have two tiles for the same keys, HALF_FLOATS apart. A tile reads 16
- * rows in any case: those behind its own belong to the next keys. */
+/* Floats of weights of TILE_GROUP keys as pairs with a zero, and of all weights of a job. A tile
+ * has eight rows of pairs; more rows have two tiles for the same keys, HALF_FLOATS apart. A tile
+ * reads 16 rows in any case: those behind its own belong to the next keys. */
 #define HALF_ROWS          8
 #define PAIR_FLOATS(lanes) (2 * ((lanes) < HALF_ROWS ? (lanes) : HALF_ROWS) * 16)
 #define HALF_FLOATS        (CHUNK / TILE_GROUP * TILE_WORDS)
-#define WEIGHT_FLOATS(lanes)                                                                   \
-    ((lanes) > HALF_ROWS ? 2 * HALF_FLOATS                                                     \
-                         : CHUNK / TILE_GROUP * PAIR_FLOATS(lanes) + TILE_WORDS - PAIR_FLOATS(lanes))
+#define WEIGHT_FLOATS(lanes) \
+    ((lanes) > HALF_ROWS     \
+         ? 2 * HALF_FLOATS   \
+         : CHUNK / TILE_GROUP * PAIR_FLOATS(lanes) + TILE_WORDS - PAIR_FLOATS(lanes))
 
 INLINE int is_codes(const uint32_t dtype) { return dtype >= TESS_F8E4M3; }
 
@@ -393,7 +394,8 @@ static void direct_query(const task *t, int32_t r) {
 /* Makes Q of a task ready. Rows and columns that stand for nothing are zero. */
 static void direct_queries(const task *t) {
     memset(t->m.q, 0, query_floats(t) * sizeof(float));
-    memset(t->weights, 0, ((size_t)WEIGHT_FLOATS(direct_lanes(t)) + 2 * DIRECT_ROWS) * sizeof(float));
+    memset(t->weights, 0,
+           ((size_t)WEIGHT_FLOATS(direct_lanes(t)) + 2 * DIRECT_ROWS) * sizeof(float));
     for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
 }
 
