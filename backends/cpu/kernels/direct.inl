@@ -268,7 +268,13 @@ static void direct_begin(task *t, int32_t n) {
 static void direct_order(const task *t, const float *o) {
     const uint32_t dtype = t->launch->kv_dtype;
     if (dtype == TESS_BF16 && (TILES || !DIRECT_PAIRS)) {
-        for (int32_t d = 0; d < t->head_dim; d++) t->m.rows[d] = o[direct_place_of(dtype, d, 1)];
+        /* even elements of a step, then odd ones */
+        const int32_t half = step_elements(dtype) / 2;
+        for (int32_t d = 0; d < t->head_dim; d += 2 * half)
+            for (int32_t i = 0; i < half; i++) {
+                t->m.rows[d + 2 * i] = o[d + i];
+                t->m.rows[d + 2 * i + 1] = o[d + half + i];
+            }
         return;
     }
     for (int32_t d = 0; d < t->head_dim; d += 4)

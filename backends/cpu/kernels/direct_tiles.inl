@@ -369,6 +369,10 @@ static void direct_query(const task *t, int32_t r) {
     const uint32_t sign = t->launch->scale >= 0 ? 0 : 0x80008000u;
     uint32_t words[128] = {0}, *out = (uint32_t *)(void *)t->m.q + r, largest = 0;
     memcpy(words, row, (size_t)t->head_dim * 2);
+    if (dtype == TESS_BF16) {
+        for (int32_t w = 0; w < t->head_dim / 2; w++) out[w * 16] = words[w] ^ sign;
+        return;
+    }
     for (int32_t w = 0; w < t->head_dim / 2; w++) {
         const uint32_t low = words[w] & 0x7fffu, high = words[w] >> 16 & 0x7fffu;
         words[w] ^= sign;
@@ -542,7 +546,7 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
     const vu low = (vu)_mm512_cvtepu16_epi32((__m256i)words);
 #else
     uint16_t words[VL];
-    vu low;
+    vu low = {0};
     vto_bf16(words, p);
     for (int i = 0; i < VL; i++) low[i] = words[i];
     if (in_pairs(t, dtype)) {
