@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "kernels/kernel.h"
+#include "pool.h"
 #include "row.h"
 
 /* isa.c: whether this process may use an instruction set; `reason` tells why not. */
@@ -59,11 +60,7 @@ tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key 
                             tess_kernel_info *info, tess_kernel *kernel);
 
 /* run.c */
-enum { TESS_CPU_MAX_THREADS = 1024 };
 tess_status tess_cpu_launch(void *device, const tess_launch *launch);
-void *tess_cpu_pool_create(uint32_t threads);
-void tess_cpu_pool_destroy(void *pool);
-const char *tess_cpu_pool_name(void);
 
 /* merge.c: one merge job. */
 void tess_cpu_merge(const tess_launch *launch, const tess_merge *merge);

@@ -3,42 +3,15 @@
  * The work of one launch, spread over the device's thread pool. Each worker takes the next job from
  * a shared counter (jobs come longest first) and has its own slice of the workspace. What a job
  * computes depends on nothing but the job, so bits are equal for every number of threads.
- *
- * The pool runs one launch at a time: concurrent launches on a device queue at its mutex. Its
- * workers go to sleep after each launch instead of spinning, because an application has other
- * threads that need the cores.
  */
 #include "cpu.h"
 
 #include <stdatomic.h>
 #include <time.h>
 
-#if TESS_CPU_PTHREADPOOL
-#include <pthread.h>
-#include <pthreadpool.h>
-#endif
-
 #include "fp_mode.h"
+#include "kernels/chunk.h"
 #include "kernels/turns.h"
-
-/* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed
- * over. */
-#if defined(__SANITIZE_THREAD__)
-#define SANITIZE_THREAD 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SANITIZE_THREAD 1
-#endif
-#endif
-#if SANITIZE_THREAD
-void __tsan_acquire(void *address);
-void __tsan_release(void *address);
-#define HAND_OVER(address) __tsan_release(address)
-#define TAKE_OVER(address) __tsan_acquire(address)
-#else
-#define HAND_OVER(address) (void)(address)
-#define TAKE_OVER(address) (void)(address)
-#endif
 
 typedef struct work {
     const tess_launch *launch;
@@ -101,9 +74,8 @@ static uint32_t taking_turns(const work *w, uint64_t first, uint64_t n, uint64_t
     return count;
 }
 
-static void do_jobs(void *context, size_t worker) {
+static void do_jobs(void *context, uint32_t worker) {
     work *w = context;
-    TAKE_OVER(w);
     const cpu_fp_mode before = cpu_fp_enter();
     if (w->row->enter) w->row->enter();
     for (;;) {
@@ -116,13 +88,11 @@ static void do_jobs(void *context, size_t worker) {
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
-    HAND_OVER(w);
 }
 
 /* The same for a stage of backward. */
-static void do_stage(void *context, size_t worker) {
+static void do_stage(void *context, uint32_t worker) {
     work *w = context;
-    TAKE_OVER(w);
     const cpu_fp_mode before = cpu_fp_enter();
     char *own = w->scratch + worker * w->thread_bytes;
     cpu_turn *turn = w->takes_turns ? (cpu_turn *)(void *)own : NULL;
@@ -134,12 +104,10 @@ static void do_stage(void *context, size_t worker) {
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
-    HAND_OVER(w);
 }
 
 /* Calls `item` for what is left of the launch, of which a worker takes `at_once` at a time. */
 static void do_each(work *w, uint64_t at_once, void (*item)(const tess_launch *, uint64_t)) {
-    TAKE_OVER(w);
     const cpu_fp_mode before = cpu_fp_enter();
     for (;;) {
         const uint64_t n = atomic_fetch_add_explicit(&w->next, at_once, memory_order_relaxed);
@@ -147,14 +115,13 @@ static void do_each(work *w, uint64_t at_once, void (*item)(const tess_launch *,
         if (n >= w->end) break;
     }
     cpu_fp_leave(before);
-    HAND_OVER(w);
 }
 
 static void merge(const tess_launch *launch, uint64_t n) {
     tess_cpu_merge(launch, &launch->tables->merges[n]);
 }
 
-static void do_merges(void *context, size_t worker) {
+static void do_merges(void *context, uint32_t worker) {
     (void)worker;
     do_each(context, 1, merge);
 }
@@ -162,61 +129,11 @@ static void do_merges(void *context, size_t worker) {
 /* Rows are short: a worker takes some at a time. */
 enum { ITEMS_AT_ONCE = 16 };
 
-static void do_items(void *context, size_t worker) {
+static void do_items(void *context, uint32_t worker) {
     work *w = context;
     (void)worker;
-    TAKE_OVER(w);
     do_each(w, ITEMS_AT_ONCE, w->row->item);
 }
-
-#if TESS_CPU_PTHREADPOOL
-static void *wait_for_start(void *gate) {
-    pthread_mutex_lock(gate);
-    pthread_mutex_unlock(gate);
-    return NULL;
-}
-
-/* pthreadpool_create does not look whether its threads start, and then waits for them without end.
- * So as many are started, and ended, before it. */
-static int threads_start(uint32_t threads) {
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    pthread_t started[TESS_CPU_MAX_THREADS];
-    uint32_t n = 0;
-    pthread_mutex_lock(&gate);
-    while (n < threads && pthread_create(&started[n], NULL, wait_for_start, &gate) == 0) n++;
-    pthread_mutex_unlock(&gate);
-    for (uint32_t i = 0; i < n; i++) pthread_join(started[i], NULL);
-    return n == threads;
-}
-
-/* The caller of a launch is one of its threads. */
-void *tess_cpu_pool_create(uint32_t threads) {
-    return threads_start(threads - 1) ? pthreadpool_create(threads) : NULL;
-}
-void tess_cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
-const char *tess_cpu_pool_name(void) { return "pthreadpool"; }
-
-static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
-    HAND_OVER(w);
-    pthreadpool_parallelize_1d(pool, task, w, (size_t)workers, PTHREADPOOL_FLAG_YIELD_WORKERS);
-    TAKE_OVER(w);
-}
-#else
-/* One thread: the caller's. Any pointer that is not NULL stands for the pool. */
-void *tess_cpu_pool_create(uint32_t threads) {
-    static char one;
-    (void)threads;
-    return &one;
-}
-void tess_cpu_pool_destroy(void *pool) { (void)pool; }
-const char *tess_cpu_pool_name(void) { return "one thread (built without pthreadpool)"; }
-
-static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
-    (void)pool;
-    (void)workers;
-    task(w, 0);
-}
-#endif
 
 static double seconds(void) {
     struct timespec t;
@@ -229,6 +146,11 @@ static double seconds(void) {
 static uint64_t present(uint64_t first, uint64_t count, uint64_t end) {
     const uint64_t behind = end > first ? end - first : 0;
     return count < behind ? count : behind;
+}
+
+/* Workers for so many things to do, one at a time. */
+static uint32_t at_most(uint64_t things, const cpu_device *d) {
+    return things < d->threads ? (uint32_t)things : d->threads;
 }
 
 /* How many jobs may take turns: as many as leave the threads about equal work. */
@@ -253,6 +175,23 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
     return rows <= FEW_PARTIAL_ROWS;
 }
 
+/*
+ * How many workers the launch is worth. Waking the pool takes some microseconds, so each worker
+ * should find as much work. Jobs come longest first: all count as the first one, at the speed of
+ * the second-level cache or of the products.
+ */
+static uint32_t workers_for(const cpu_device *d, const tess_launch *launch, const cpu_row *row,
+                            uint64_t n_jobs) {
+    enum { WORTH_NS = 10000, JOB_NS = 300, BYTES_PER_NS = 40 };
+    const tess_job *job = &launch->tables->jobs[launch->first_job];
+    const double elements = (double)tess_key_blocks(job) * launch->block * launch->head_dim,
+                 flop = 4.0 * (double)job->rows * job->heads * elements,
+                 bytes = 2.0 * cpu_element_size(launch->kv_dtype) * elements,
+                 ns = (double)n_jobs * (JOB_NS + flop / row->rate + bytes / BYTES_PER_NS);
+    const uint32_t most = n_jobs < d->threads ? (uint32_t)n_jobs : d->threads;
+    return ns >= (double)most * WORTH_NS ? most : (uint32_t)(ns / WORTH_NS) + 1;
+}
+
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
     const tess_step_head *step = launch->tables->step;
     uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
@@ -262,24 +201,27 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
         w->end = launch->first_job + n_jobs;
     }
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
-    if (n_jobs) w->at_once = jobs_at_once(n_jobs, d->threads);
-    if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
+    if (n_jobs) {
+        const uint32_t workers = workers_for(d, launch, w->row, n_jobs);
+        w->at_once = jobs_at_once(n_jobs, workers);
+        tess_cpu_pool_run(d->pool, do_jobs, w, workers);
+    }
     if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);
     w->end = launch->first_merge + n_merges;
     if (merges_are_few(launch, n_merges))
         do_merges(w, 0);
     else
-        spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
+        tess_cpu_pool_run(d->pool, do_merges, w, at_most(n_merges, d));
 }
 
 static void run_stage(const cpu_device *d, const tess_launch *launch, work *w) {
-    const uint64_t workers = launch->n_jobs < d->threads ? launch->n_jobs : d->threads;
+    const uint32_t workers = at_most(launch->n_jobs, d);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     w->takes_turns = launch->stage == TESS_STAGE_COLUMNS && workers > 1 &&
                      launch->tensor[TESS_ROLE_D_Q].buffer.kind != TESS_BUFFER_NONE;
-    if (w->takes_turns) tess_cpu_turns_begin(w->scratch, w->thread_bytes, (uint32_t)workers);
-    spread(d->pool, do_stage, w, workers);
+    if (w->takes_turns) tess_cpu_turns_begin(w->scratch, w->thread_bytes, workers);
+    tess_cpu_pool_run(d->pool, do_stage, w, workers);
 }
 
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
@@ -298,7 +240,7 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
         run_stage(d, launch, &w);
     } else if (w.row->item) {
         const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
-        spread(d->pool, do_items, &w, shares < d->threads ? shares : d->threads);
+        tess_cpu_pool_run(d->pool, do_items, &w, at_most(shares, d));
     } else
         run_attention(d, launch, &w);
     if (launch->seconds) *launch->seconds = seconds() - start;

@@ -7,6 +7,8 @@
 #define DB        8
 #define PAIRS     1
 #define TILES     1
+/* A tile takes as long for one row of Q as for eight, longer than vectors do. */
+#define ONE_ROW(x) tess_cpu_avx512_bf16_##x
 #include "body.inl"
 
 /* Tile state belongs to a thread and costs every context switch while it is in use, so it lives

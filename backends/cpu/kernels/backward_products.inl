@@ -175,7 +175,7 @@ static void sum_items(const float *w, const float *p, int32_t from, int32_t to, 
                       float *sums) {
     const int32_t first = WORD_OF(from), words = WORD_OF(to) - first;
     for (int32_t d = 0; d < head_dim; d += DB)
-        value_block(w + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, p + (size_t)first * PANEL,
-                    words, sums + (size_t)d * PANEL, NV);
+        value_block(w + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, DB,
+                    p + (size_t)first * PANEL, words, sums + (size_t)d * PANEL, NV);
 }
 #endif

@@ -8,6 +8,7 @@
  *     KB, DB     keys and value elements in the register blocks of the two products (DB divides 8)
  *     PAIRS      1 when products take pairs of bf16 (DOT(acc, a, b)), 0 when they take floats
  *     TILES      1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS
+ *     ONE_ROW(x) perhaps: the name of function x of the kernel that does jobs of one row of bf16
  *
  * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row],
  * O[element][row]. Softmax is then vertical, without any reduction across lanes. K and V of a batch
@@ -198,7 +199,7 @@ typedef struct task {
     struct direct_turns *turns;
     cpu_panel_rows panel;
     /* rows of K and V that will be packed next */
-    const char *to_prefetch[2 * BATCH * CHUNK];
+    const char *to_prefetch[2 * (BATCH + 1) * CHUNK];
     int32_t n_prefetched, n_to_prefetch, prefetch_per_step;
     uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
@@ -267,7 +268,11 @@ enum { STATE_BYTES = (sizeof(state) + 63) / 64 * 64 };
 
 size_t KERNEL(scratch)(int32_t head_dim) {
     job_memory m;
-    return STATE_BYTES + layout_memory(&m, head_dim, NULL);
+    size_t bytes = STATE_BYTES + layout_memory(&m, head_dim, NULL);
+#ifdef ONE_ROW
+    if (bytes < ONE_ROW(scratch)(head_dim)) bytes = ONE_ROW(scratch)(head_dim);
+#endif
+    return bytes;
 }
 
 /* What a panel has to do in one chunk of the batch. */
@@ -275,8 +280,9 @@ typedef struct panel_chunk {
     int32_t row; /* the panel's first */
     const cpu_chunk *chunk;
     cpu_span span;
-    const float *k, *v; /* packed */
+    const float *k, *v; /* packed, or without tiles the caller's rows where they lie */
     float *s;
+    int64_t k_pitch, v_pitch; /* words from one key to the next */
 } panel_chunk;
 
 INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
@@ -387,6 +393,17 @@ static void panel_bounds(task *t, int32_t first) {
         if (m->high[r] > b.high_max) b.high_max = m->high[r];
     }
     t->panel = b;
+}
+
+/*
+ * Packing pays when many panels read what is packed. For few of them, floats are multiplied where
+ * they lie. This takes whole groups of keys whose rows are equally far apart; bits do not depend on
+ * it.
+ */
+enum { IN_PLACE_ROWS = 2 * PANEL };
+INLINE int in_place(const task *t, const cpu_chunk *chunk) {
+    return !PAIRS && t->launch->kv_dtype == TESS_F32 && t->rows <= IN_PLACE_ROWS &&
+           chunk->n_runs == 1 && chunk->keys % GROUP == 0;
 }
 
 /*
@@ -549,6 +566,23 @@ static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w
     attend(t, w, 1);
 }
 
+/* Where a panel finds K and V of chunk c of a batch. */
+INLINE void find_keys(const task *t, const key_batch *b, int32_t c, panel_chunk *x) {
+    const job_memory *m = &t->m;
+    const cpu_run *run = &x->chunk->run[0];
+    if (in_place(t, x->chunk)) {
+        x->k = (const float *)(const void *)run->k;
+        x->v = (const float *)(const void *)run->v;
+        x->k_pitch = t->k_stride / (int64_t)sizeof(float);
+        x->v_pitch = t->v_stride / (int64_t)sizeof(float);
+        return;
+    }
+    x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
+    x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
+    x->k_pitch = m->k_pitch;
+    x->v_pitch = DB;
+}
+
 /* The chunks of a batch that a panel works on: some row keeps a key of them. Score buffers are
  * taken in turn, also from one panel to the next. */
 static int32_t list_panel_chunks(task *t, int32_t first_row, const key_batch *b, panel_chunk *list,
@@ -568,133 +602,13 @@ static int32_t list_panel_chunks(task *t, int32_t first_row, const key_batch *b,
         x->row = first_row;
         x->chunk = &b->chunk[c];
         x->span = span;
-        x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
-        x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
+        find_keys(t, b, c, x);
         x->s = m->s + (size_t)((*s_buffer)++ % S_BUFFERS) * CHUNK * PANEL;
     }
     return n;
 }
 
-/* ------------------------------------------------------------------ results */
-
-INLINE void store_vector(uint32_t dtype, void *out, int32_t at, vf x) {
-    if (dtype == TESS_F32)
-        vstore_any((float *)out + at, x);
-    else if (dtype == TESS_F16)
-        vto_f16((uint16_t *)out + at, x);
-    else
-        vto_bf16((uint16_t *)out + at, x);
-}
-
-/* Rows hold a multiple of 8 elements: the last vector of 16 may be half a one. */
-INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
-    const size_t esize = dtype == TESS_F32 ? 4 : 2;
-    int32_t i = 0;
-    for (; i + VL <= n; i += VL) store_vector(dtype, out, i, vload_any(row + i));
-    if (i < n) {
-        float last[16] = {0}, stored[16];
-        memcpy(last, row + i, 8 * sizeof(float));
-        store_vector(dtype, stored, 0, vload_any(last));
-        memcpy((char *)out + (size_t)i * esize, stored, 8 * esize);
-    }
-}
-
-INLINE float row_lse(const task *t, int32_t r) {
-    const job_memory *m = &t->m;
-    return m->row_sum[r] == 0.0f ? -INFINITY
-                                 : (float)((double)m->row_max[r] * fabs((double)t->launch->scale) +
-                                           log((double)m->row_sum[r]));
-}
-
-INLINE void store_lse(const task *t, int32_t r) {
-    const tess_tensor *lse = &t->launch->tensor[TESS_ROLE_LSE];
-    if (lse->buffer.kind != TESS_BUFFER_NONE)
-        ((float *)tensor_base(lse))[row_offset(t, lse, r)] = row_lse(t, r);
-}
-
-/* Writes one row of O and its LSE where the job says: into the caller's tensors or a partial
- * result. */
-static void finish_row(const task *t, int32_t r, const float *row) {
-    const tess_launch *l = t->launch;
-    if (t->job->partial != TESS_NO_PARTIAL) {
-        float *partial =
-            (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
-            (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 2);
-        float *row_max = partial + (size_t)l->partial_rows * t->head_dim,
-              *row_sum = row_max + l->partial_rows;
-        memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
-        row_max[r] = t->m.row_max[r];
-        row_sum[r] = t->m.row_sum[r];
-        return;
-    }
-    store_row(l->dtype,
-              tensor_base(&l->tensor[TESS_ROLE_O]) +
-                  row_offset(t, &l->tensor[TESS_ROLE_O], r) * t->esize,
-              row, t->head_dim);
-    store_lse(t, r);
-}
-
-#if PAIRS
-/* The same for VL rows of bf16, which are transposed as words of two elements and go straight to
- * the caller. */
-static void finish_pairs(const task *t, int32_t first, int32_t lane) {
-    const job_memory *m = &t->m;
-    const vf sum = vload(m->row_sum + first + lane), inverse = 1.0f / sum;
-    const vi empty = (vi)(sum == 0.0f);
-    const float *o = m->o + (size_t)first * m->o_elements + lane;
-    const int32_t words = WORD_OF(t->head_dim),
-                  rows = t->rows - first - lane < VL ? t->rows - first - lane : VL;
-    char *out[VL];
-    for (int32_t i = 0; i < rows; i++)
-        out[i] = tensor_base(&t->launch->tensor[TESS_ROLE_O]) +
-                 row_offset(t, &t->launch->tensor[TESS_ROLE_O], first + lane + i) * t->esize;
-    for (int32_t w = 0; w < words; w += VL) {
-        vf r[VL];
-        for (int32_t i = 0; i < VL; i++) {
-            const float *pair = o + (size_t)(w + i) * 2 * PANEL;
-            r[i] = w + i < words
-                       ? vpair_results(vload(pair) * inverse, vload(pair + PANEL) * inverse)
-                       : vset(0.0f);
-            r[i] = vselect(empty, vset(0.0f), r[i]);
-        }
-        vtranspose(r);
-        if (w + VL <= words && rows == VL) {
-            for (int32_t i = 0; i < VL; i++) vstore_any(out[i] + 4 * (size_t)w, r[i]);
-        } else {
-            for (int32_t i = 0; i < rows; i++)
-                memcpy(out[i] + 4 * (size_t)w, &r[i],
-                       (size_t)(words - w < VL ? words - w : VL) * 4);
-        }
-    }
-    for (int32_t i = 0; i < rows; i++) store_lse(t, first + lane + i);
-}
-#endif
-
-static void finish_panel(const task *t, int32_t first) {
-    const job_memory *m = &t->m;
-    const int32_t padded = round_up(t->head_dim, VL);
-    for (int32_t lane = 0; lane < PANEL && first + lane < t->rows; lane += VL) {
-#if PAIRS
-        if (t->job->partial == TESS_NO_PARTIAL) {
-            finish_pairs(t, first, lane);
-            continue;
-        }
-#endif
-        const vf sum = vload(m->row_sum + first + lane);
-        const vi empty = (vi)(sum == 0.0f); /* such a row has seen no key: 0, whatever O holds */
-        const vf inverse = 1.0f / sum;
-        const float *o = m->o + (size_t)first * m->o_elements + lane;
-        for (int32_t d = 0; d < padded; d += VL) {
-            vf r[VL];
-            for (int32_t i = 0; i < VL; i++)
-                r[i] = vselect(empty, vset(0.0f), vload(o + (size_t)(d + i) * PANEL) * inverse);
-            vtranspose(r);
-            for (int32_t i = 0; i < VL; i++) vstore_any(m->rows + (size_t)i * padded + d, r[i]);
-        }
-        for (int32_t i = 0; i < VL && first + lane + i < t->rows; i++)
-            finish_row(t, first + lane + i, m->rows + (size_t)i * padded);
-    }
-}
+#include "epilogue.inl"
 
 #include "direct.inl"
 
@@ -704,6 +618,7 @@ static void next_batch(cpu_walk *walk, key_batch *b, int32_t limit) {
 }
 
 static void pack_chunk(const task *t, key_batch *b, int32_t c) {
+    if (in_place(t, &b->chunk[c])) return;
     pack_keys(t, &b->chunk[c], b->k + (size_t)c * CHUNK * t->m.k_pitch);
     pack_values(t, &b->chunk[c], b->v + (size_t)c * CHUNK * WORD_OF(t->m.o_elements));
 }
@@ -728,16 +643,29 @@ static void task_init(state *s, task *t, const tess_launch *launch, const tess_j
 }
 
 static void list_batch_prefetches(task *t, const key_batch *b) {
-    t->n_prefetched = t->n_to_prefetch = 0;
     for (int32_t c = 0; c < b->chunks; c++) list_prefetches(t, &b->chunk[c]);
+}
+
+/* Those of a job's first chunk that is multiplied where it lies: K is wanted at once, V later. */
+static void list_first_prefetches(task *t, const cpu_run *run) {
+    for (int32_t key = 0; key < run->count; key++)
+        t->to_prefetch[t->n_to_prefetch++] = run->k + key * t->k_stride;
+    for (int32_t key = 0; key < run->count; key++)
+        t->to_prefetch[t->n_to_prefetch++] = run->v + key * t->v_stride;
 }
 
 /* What comes before the first panel: Q of all panels, K and V of the first batch, no output. */
 static void begin_panels(task *t, key_batch *first, int32_t lanes) {
     const job_memory *m = &t->m;
-    list_batch_prefetches(t, first);
-    t->prefetch_per_step = 1;
-    while (t->n_prefetched < t->n_to_prefetch) prefetch_some(t);
+    t->n_prefetched = t->n_to_prefetch = 0;
+    t->prefetch_per_step = 2 * GROUP;
+    if (first->chunks > 0 && in_place(t, &first->chunk[0])) {
+        list_first_prefetches(t, &first->chunk[0].run[0]);
+        prefetch_some(t);
+    } else {
+        list_batch_prefetches(t, first);
+        while (t->n_prefetched < t->n_to_prefetch) prefetch_some(t);
+    }
     for (int32_t r = 0; r < lanes; r += PANEL) {
         prefetch_rows(t, &t->launch->tensor[TESS_ROLE_Q], r + 2 * PANEL, PANEL, 0);
         pack_queries(t, r);
@@ -759,7 +687,8 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     panel_work w = {.after = NULL, .first_max = first_max};
     int32_t n_after = list_panel_chunks(t, 0, now, list[0], &s_buffer);
     list_batch_prefetches(t, next);
-    t->prefetch_per_step = 1 + t->n_to_prefetch / (now->chunks * panels * STEPS);
+    t->prefetch_per_step =
+        1 + (t->n_to_prefetch - t->n_prefetched) / (now->chunks * panels * STEPS);
     for (int32_t panel = 0; panel < panels; panel++) {
         const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
         panel_chunk *after = list[(panel + 1) % 2];
@@ -778,6 +707,7 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
         }
         for (; packed < to; packed++) pack_chunk(t, next, packed);
     }
+    t->n_prefetched = t->n_to_prefetch = 0; /* what is left is wanted now */
 }
 
 /* Jobs of few rows that read the same keys of their kv heads take turns. Bit n of the result tells
@@ -848,7 +778,14 @@ static void panel_job(state *s, const tess_launch *launch, const tess_job *job) 
 
 void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t count, uint64_t apart,
                   void *scratch) {
-    if ((uint32_t)jobs->rows * jobs->heads <= DIRECT_ROWS)
+    const int32_t rows = (int32_t)jobs->rows * jobs->heads;
+#ifdef ONE_ROW
+    if (rows == 1 && launch->kv_dtype == TESS_BF16) {
+        ONE_ROW(jobs)(launch, jobs, count, apart, scratch);
+        return;
+    }
+#endif
+    if (rows <= direct_most(launch))
         direct_jobs(scratch, launch, jobs, count, apart);
     else
         for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);

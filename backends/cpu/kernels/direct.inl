@@ -5,7 +5,20 @@
  * over keys in the softmax.
  */
 
+/* Rows that a product takes at once. */
 #define DIRECT_ROWS CPU_FEW_ROWS
+/*
+ * Rows of such a job at most. Beyond DIRECT_ROWS vectors take them in groups of as many, which read
+ * K and V of a few keys one after the other. A group pays for adding up sums key by key, which is
+ * much beside short rows, and it would convert codes once more. Tiles of bf16 have room for sixteen
+ * rows.
+ */
+enum { DIRECT_MOST = TILES ? 16 : 12 };
+INLINE int32_t direct_most(const tess_launch *l) {
+    if (l->kv_dtype > TESS_BF16) return DIRECT_ROWS;
+    if (TILES || l->head_dim >= 96) return DIRECT_MOST;
+    return VL == 16 ? 8 : DIRECT_ROWS;
+}
 /* Most keys whose scores are summed together, and vectors of O of a row that are kept in registers:
  * enough sums to hide how long a product takes. */
 #if VL == 16 || defined(__aarch64__)
@@ -19,15 +32,19 @@
 #define DIRECT_SPAN 2
 #endif
 
+/* Rows of a job with those of zeros that complete its groups. */
+INLINE int32_t direct_lanes(const task *t) { return round_up(t->rows, DIRECT_ROWS); }
+
 /* Stands for V of a key that is not there. */
 static const uint16_t no_value[256];
 
 #if TILES
 #include "direct_tiles.inl"
-enum { TASK_FLOATS = DIRECT_ROWS * (CHUNK + VL + 8) + WEIGHT_FLOATS };
+enum { TASK_FLOATS = DIRECT_ROWS * (CHUNK + VL + 8) + WEIGHT_FLOATS(DIRECT_ROWS) };
 #else
 #include "direct_products.inl"
 enum { TURN_KEYS = VL, TASK_FLOATS = DIRECT_ROWS * (CHUNK + FOLDS * VL + VL) };
+_Static_assert(DIRECT_MOST / DIRECT_ROWS * TASK_FLOATS <= 2 * BATCH * CHUNK * 32, "room");
 #endif
 
 /* Scores of row r that must not count become -inf. */
@@ -142,17 +159,19 @@ static void direct_advance(task *t) {
  * Tasks take turns every few keys: their rows mostly lie side by side. */
 INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int rows) {
     const int32_t n_ready = turns->n_ready, keys = round_up(turns->keys, TURN_KEYS);
-    const int32_t at_once = direct_keys(dtype);
+    const int32_t at_once = direct_keys(dtype), lanes = rows > 1 ? direct_lanes(turns->task[0]) : 1;
     for (int32_t key = 0; key < keys; key += at_once)
         for (int32_t n = 0; n < n_ready; n++) {
             const task *t = turns->ready[n];
-            if (key < round_up(t->chunk->keys, TURN_KEYS)) direct_scores(t, dtype, key, rows);
+            if (key >= round_up(t->chunk->keys, TURN_KEYS)) continue;
+            for (int32_t first = 0; first < lanes; first += TILES ? lanes : DIRECT_ROWS)
+                direct_scores(t, dtype, key, first, rows);
         }
 #if TILES
     direct_scores_end(turns, dtype);
 #endif
     for (int32_t n = 0; n < n_ready; n++)
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < lanes; r++) {
             direct_mask(turns->ready[n], r);
             direct_softmax(turns->ready[n], dtype, r);
         }
@@ -161,7 +180,8 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
         for (int32_t n = 0; n < n_ready; n++) {
             const task *t = turns->ready[n];
             const int32_t left = t->chunk->keys - key;
-            if (left > 0) direct_values(t, dtype, key, left < unit ? left : unit, rows);
+            for (int32_t first = 0; first < lanes && left > 0; first += TILES ? lanes : DIRECT_ROWS)
+                direct_values(t, dtype, key, left < unit ? left : unit, first, rows);
         }
 }
 
@@ -209,7 +229,7 @@ static void direct_place(task *t, int32_t n) {
     /* K of head_dim 8 has the shortest rows */
     _Static_assert(CPU_JOBS_AT_ONCE * TASK_FLOATS <= 2 * BATCH * CHUNK * (TILES ? 16 : 32), "room");
     job_memory *m = &t->m;
-    const int32_t first = n * DIRECT_ROWS;
+    const int32_t lanes = direct_lanes(t), first = n * lanes;
     m->o_elements = round_up(m->o_elements, step_elements(t->launch->kv_dtype));
     m->q += (size_t)n * query_floats(t);
     m->o += (size_t)first * m->o_elements;
@@ -220,24 +240,25 @@ static void direct_place(task *t, int32_t n) {
     m->high += first;
     m->block += first;
     m->s = m->k + (size_t)n * TASK_FLOATS;
-    t->sums = m->s + DIRECT_ROWS * CHUNK;
+    t->sums = m->s + lanes * CHUNK;
 #if TILES
-    t->weights = t->sums + DIRECT_ROWS * VL;
-    t->q_unit = t->weights + WEIGHT_FLOATS;
+    t->weights = t->sums + lanes * VL;
+    t->q_unit = t->weights + WEIGHT_FLOATS(lanes);
     t->weight_unit = t->q_unit + DIRECT_ROWS;
 #else
-    t->folds = t->sums + DIRECT_ROWS * VL;
+    t->folds = t->sums + lanes * VL;
 #endif
 }
 
 static void direct_begin(task *t, int32_t n) {
     direct_place(t, n);
-    place_rows(t, DIRECT_ROWS);
+    const int32_t lanes = direct_lanes(t);
+    place_rows(t, lanes);
     const job_memory *m = &t->m;
     direct_queries(t);
-    memset(m->o, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
-    memset(t->sums, 0, (size_t)DIRECT_ROWS * VL * sizeof(float));
-    for (int32_t r = 0; r < DIRECT_ROWS; r++) { m->row_max[r] = -INFINITY; }
+    memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
+    memset(t->sums, 0, (size_t)lanes * VL * sizeof(float));
+    for (int32_t r = 0; r < lanes; r++) { m->row_max[r] = -INFINITY; }
     cpu_walk_start(&t->walk, t->launch, t->job);
     t->turn = 0;
     direct_advance(t);
@@ -247,7 +268,13 @@ static void direct_begin(task *t, int32_t n) {
 static void direct_order(const task *t, const float *o) {
     const uint32_t dtype = t->launch->kv_dtype;
     if (dtype == TESS_BF16 && (TILES || !DIRECT_PAIRS)) {
-        for (int32_t d = 0; d < t->head_dim; d++) t->m.rows[d] = o[direct_place_of(dtype, d, 1)];
+        /* even elements of a step, then odd ones */
+        const int32_t half = step_elements(dtype) / 2;
+        for (int32_t d = 0; d < t->head_dim; d += 2 * half)
+            for (int32_t i = 0; i < half; i++) {
+                t->m.rows[d + 2 * i] = o[d + i];
+                t->m.rows[d + 2 * i + 1] = o[d + half + i];
+            }
         return;
     }
     for (int32_t d = 0; d < t->head_dim; d += 4)

@@ -184,7 +184,7 @@ INLINE vf direct_turn_back(vf (*sum)[DIRECT_KEYS], const int key) {
 }
 
 /* Stores the scores of the two or four keys that are summed together. */
-INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key,
+INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
                                 vf (*sum)[DIRECT_KEYS]) {
     const int keys = direct_keys(dtype);
     vf all[DIRECT_KEYS];
@@ -199,12 +199,12 @@ INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key
         _mm512_extractf32x4_ps((__m512)scores, 2), _mm512_extractf32x4_ps((__m512)scores, 3)};
     UNROLL
     for (int r = 0; r < 4; r++)
-        memcpy(t->m.s + r * CHUNK + key, &row[r], (size_t)keys * sizeof(float));
+        memcpy(t->m.s + (first + r) * CHUNK + key, &row[r], (size_t)keys * sizeof(float));
 }
 #else
-INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key,
+INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
                                 vf (*sum)[DIRECT_KEYS]) {
-    (void)t, (void)dtype, (void)key, (void)sum;
+    (void)t, (void)dtype, (void)key, (void)first, (void)sum;
 }
 #endif
 
@@ -228,28 +228,31 @@ static void direct_query(const task *t, int32_t r) {
         out[direct_place_of(t->launch->kv_dtype, d, 0)] = negative ? -m->rows[d] : m->rows[d];
 }
 
-/* Rotates the rows of Q. */
-static void direct_rotate(const task *t) {
+/* Rotates the rows of Q of the group from row `first` on. */
+static void direct_rotate(const task *t, int32_t first) {
     const job_memory *m = &t->m;
     const int32_t pitch = m->o_elements;
-    memcpy(m->rows, m->q, (size_t)DIRECT_ROWS * (size_t)pitch * sizeof(float));
+    float *q = m->q + (size_t)first * (size_t)pitch;
+    memcpy(m->rows, q, (size_t)DIRECT_ROWS * (size_t)pitch * sizeof(float));
     for (int32_t w = 0; w < pitch; w += 4)
         for (int32_t j = 0; j < DIRECT_ROWS; j++)
-            memcpy(m->q + j * pitch + w, m->rows + (w / 4 + j) % DIRECT_ROWS * pitch + w,
+            memcpy(q + j * pitch + w, m->rows + (w / 4 + j) % DIRECT_ROWS * pitch + w,
                    4 * sizeof(float));
 }
 
 /* Makes Q of a task ready; rows of zeros complete it. */
 static void direct_queries(const task *t) {
-    memset(t->m.q, 0, (size_t)DIRECT_ROWS * t->m.o_elements * sizeof(float));
+    const int32_t lanes = direct_lanes(t);
+    memset(t->m.q, 0, (size_t)lanes * t->m.o_elements * sizeof(float));
     for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
-    if (direct_rotated(t->launch->kv_dtype, t->rows == 1 ? 1 : DIRECT_ROWS)) direct_rotate(t);
+    if (direct_rotated(t->launch->kv_dtype, t->rows == 1 ? 1 : DIRECT_ROWS))
+        for (int32_t first = 0; first < lanes; first += DIRECT_ROWS) direct_rotate(t, first);
 }
 
-/* Adds the products of a step from element d on, of some keys and of all rows. */
+/* Adds the products of a step from element d on, of some keys and of a group's rows. */
 INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *const *keys,
                               int32_t d, int32_t end, const int whole, vf (*sum)[DIRECT_KEYS],
-                              const int rows) {
+                              int32_t first, const int rows) {
     const job_memory *m = &t->m;
     vf k[DIRECT_KEYS][2];
     UNROLL
@@ -262,7 +265,7 @@ INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *c
 #endif
         load_step(dtype, keys[n], d, end, whole, k[n]);
     }
-    const float *q = m->q + (DIRECT_PAIRS ? WORD_OF(d) : d);
+    const float *q = m->q + (size_t)first * (size_t)m->o_elements + (DIRECT_PAIRS ? WORD_OF(d) : d);
     UNROLL
     for (int u = 0; u < step_vectors(dtype); u++) UNROLL
     for (int r = 0; r < rows; r++) {
@@ -276,9 +279,11 @@ INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *c
     }
 }
 
-/* Scores of DIRECT_KEYS keys against all rows. Their lanes are added as far as the keys go: lane i
- * of the vector that is left has a part of the score of key i % DIRECT_KEYS. */
-INLINE void direct_sums(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+/* Scores of DIRECT_KEYS keys against the group's rows from row `first` on. Their lanes are added as
+ * far as the keys go: lane i of the vector that is left has a part of the score of key
+ * i % DIRECT_KEYS. The first group brings the rows of K, and so it prefetches. */
+INLINE void direct_sums(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                        const int rows) {
     const int32_t elements = step_elements(dtype), step_bytes = elements * cpu_element_size(dtype),
                   end = t->head_dim;
     direct_ahead ahead = t->turns->ahead;
@@ -291,41 +296,44 @@ INLINE void direct_sums(const task *t, const uint32_t dtype, int32_t key, const 
     for (int n = 0; n < direct_keys(dtype); n++) sum[r][n] = vset(0.0f);
     int32_t d = 0, byte = 0;
     for (; d + elements <= end; d += elements, byte += step_bytes) {
-        if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
-        direct_score_step(t, dtype, keys, d, end, 1, sum, rows);
+        if (first == 0 && byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
+        direct_score_step(t, dtype, keys, d, end, 1, sum, first, rows);
     }
     if (d < end) {
-        if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
-        direct_score_step(t, dtype, keys, d, end, 0, sum, rows);
+        if (first == 0 && byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
+        direct_score_step(t, dtype, keys, d, end, 0, sum, first, rows);
     }
     t->turns->ahead = ahead;
     if (direct_rotated(dtype, rows)) {
-        direct_store_scores(t, dtype, key, sum);
+        direct_store_scores(t, dtype, key, first, sum);
         return;
     }
-    float *out = t->folds + key % VL / direct_keys(dtype) * VL;
+    float *out = t->folds + (size_t)first * FOLDS * VL + key % VL / direct_keys(dtype) * VL;
     UNROLL
     for (int r = 0; r < rows; r++)
         vstore(out + (size_t)r * FOLDS * VL, vfold_all(sum[r], 1, direct_keys(dtype)));
 }
 
-/* Completes the scores of the VL keys from `key` on. */
-INLINE void direct_complete(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+/* Completes the scores of the VL keys from `key` on, of the group's rows. */
+INLINE void direct_complete(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                            const int rows) {
     for (int r = 0; r < rows; r++) {
         vf sum[FOLDS];
         for (int i = 0; i < VL / direct_keys(dtype); i++)
-            sum[i] = vload(t->folds + ((size_t)r * FOLDS + (size_t)i) * VL);
+            sum[i] = vload(t->folds + ((size_t)(first + r) * FOLDS + (size_t)i) * VL);
         vf scores = vfold_all(sum, direct_keys(dtype), VL / direct_keys(dtype));
         if (dtype >= TESS_F8E4M3) scores *= vload_any(t->located->k_scale + key);
-        vstore(t->m.s + (size_t)r * CHUNK + key, scores);
+        vstore(t->m.s + (size_t)(first + r) * CHUNK + key, scores);
     }
 }
 
-/* Scores of the next few keys against all rows. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+/* Scores of the next few keys against the group's rows. */
+INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                          const int rows) {
     const int32_t next = key + direct_keys(dtype);
-    direct_sums(t, dtype, key, rows);
-    if (!direct_rotated(dtype, rows) && next % VL == 0) direct_complete(t, dtype, next - VL, rows);
+    direct_sums(t, dtype, key, first, rows);
+    if (!direct_rotated(dtype, rows) && next % VL == 0)
+        direct_complete(t, dtype, next - VL, first, rows);
 }
 
 /* ------------------------------------------------------------------ values */
@@ -372,20 +380,23 @@ INLINE vf direct_weight(const float *s, int32_t key) {
     return vset(s[DIRECT_PAIRS ? key / 2 : key]);
 }
 
-/* Adds `count` keys from `first` on to `vectors` vectors of O from element d on. */
-INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t first, int32_t count,
-                              int32_t d, const int vectors, const int whole, const int rows) {
+/* Adds `count` keys from `begin` on to `vectors` vectors of O from element d on, for the group's
+ * rows from row `first` on. */
+INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t begin, int32_t count,
+                              int32_t d, const int vectors, const int whole, int32_t first,
+                              const int rows) {
     const job_memory *m = &t->m;
     const char *const *values = t->located->v;
     const int32_t size = cpu_element_size(dtype), lines = vectors * VL * VALUE_KEYS * size / 64;
-    const int prefetch = d * size % 64 == 0;
+    const int prefetch = first == 0 && d * size % 64 == 0;
+    float *o = m->o + (size_t)first * (size_t)m->o_elements + d;
+    const float *s = m->s + (size_t)first * CHUNK;
     direct_ahead ahead = t->turns->ahead;
     vf acc[DIRECT_ROWS][4];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int j = 0; j < vectors; j++)
-        acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + j * VL);
-    for (int32_t key = first; key < first + count; key += VALUE_KEYS) {
+    for (int j = 0; j < vectors; j++) acc[r][j] = vload(o + (size_t)r * m->o_elements + j * VL);
+    for (int32_t key = begin; key < begin + count; key += VALUE_KEYS) {
         vf v[4];
         if (prefetch) direct_prefetch(t->turns, &ahead, lines > 0 ? lines : 1);
         load_span(t, dtype, values + key, d, vectors, whole, v);
@@ -393,7 +404,7 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t first
         for (int j = 0; j < vectors; j++) VKEEP(v[j]);
         UNROLL
         for (int r = 0; r < rows; r++) {
-            vf p = direct_weight(m->s + (size_t)r * CHUNK, key);
+            vf p = direct_weight(s + (size_t)r * CHUNK, key);
             VKEEP(p);
             UNROLL
             for (int j = 0; j < vectors; j++) {
@@ -405,22 +416,21 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t first
     t->turns->ahead = ahead;
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int j = 0; j < vectors; j++)
-        vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
+    for (int j = 0; j < vectors; j++) vstore(o + (size_t)r * m->o_elements + j * VL, acc[r][j]);
 }
 
-/* O of all rows += P V over `count` keys, at most VALUE_UNIT, from `first` on. */
-INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
-                          const int rows) {
+/* O of the group's rows += P V over `count` keys from `begin` on. */
+INLINE void direct_values(const task *t, const uint32_t dtype, int32_t begin, int32_t count,
+                          int32_t first, const int rows) {
     const int32_t step = step_elements(dtype), end = t->head_dim;
     const int of_step = step_outputs(dtype), span = of_step > DIRECT_SPAN ? of_step : DIRECT_SPAN;
     int32_t d = 0;
     for (; d + span * VL <= end; d += span * VL)
-        direct_value_span(t, dtype, first, count, d, span, 1, rows);
+        direct_value_span(t, dtype, begin, count, d, span, 1, first, rows);
     if (span > of_step)
         for (; d + step <= end; d += step)
-            direct_value_span(t, dtype, first, count, d, of_step, 1, rows);
-    if (d < end) direct_value_span(t, dtype, first, count, d, of_step, 0, rows);
+            direct_value_span(t, dtype, begin, count, d, of_step, 1, first, rows);
+    if (d < end) direct_value_span(t, dtype, begin, count, d, of_step, 0, first, rows);
 }
 
 /* Keys of V that a task adds before another one takes its turn: 4 KiB of them. O is loaded and

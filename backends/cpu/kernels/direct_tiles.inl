@@ -24,10 +24,17 @@ enum {
     /* bits behind the first one of the largest number of a row */
     QUERY_BITS = 21,
     WEIGHT_BITS = 29,
-    PAIR_FLOATS = 2 * DIRECT_ROWS * 16, /* weights of TILE_GROUP keys as pairs with a zero */
-    /* a tile reads 16 rows: those behind its own belong to the next keys */
-    WEIGHT_FLOATS = CHUNK / TILE_GROUP * PAIR_FLOATS + TILE_WORDS - PAIR_FLOATS
 };
+/* Floats of weights of TILE_GROUP keys as pairs with a zero, and of all weights of a job. A tile
+ * has eight rows of pairs; more rows have two tiles for the same keys, HALF_FLOATS apart. A tile
+ * reads 16 rows in any case: those behind its own belong to the next keys. */
+#define HALF_ROWS          8
+#define PAIR_FLOATS(lanes) (2 * ((lanes) < HALF_ROWS ? (lanes) : HALF_ROWS) * 16)
+#define HALF_FLOATS        (CHUNK / TILE_GROUP * TILE_WORDS)
+#define WEIGHT_FLOATS(lanes) \
+    ((lanes) > HALF_ROWS     \
+         ? 2 * HALF_FLOATS   \
+         : CHUNK / TILE_GROUP * PAIR_FLOATS(lanes) + TILE_WORDS - PAIR_FLOATS(lanes))
 
 INLINE int is_codes(const uint32_t dtype) { return dtype >= TESS_F8E4M3; }
 
@@ -322,7 +329,7 @@ INLINE int32_t value_row(const uint32_t dtype, int32_t n) {
 
 /* Weights of row r for bytes, which lie in the place of its scores, become rows of the tiles. */
 INLINE void finish_weights(const task *t, const uint32_t dtype, int32_t r) {
-    direct_prefetch(t->turns, CHUNK / 4 / DIRECT_ROWS * t->turns->row_lines);
+    direct_prefetch(t->turns, CHUNK / 4 / direct_lanes(t) * t->turns->row_lines);
     const float *s = t->m.s + (size_t)r * CHUNK;
     float inverse;
     if (dtype != TESS_I8) return;
@@ -362,6 +369,10 @@ static void direct_query(const task *t, int32_t r) {
     const uint32_t sign = t->launch->scale >= 0 ? 0 : 0x80008000u;
     uint32_t words[128] = {0}, *out = (uint32_t *)(void *)t->m.q + r, largest = 0;
     memcpy(words, row, (size_t)t->head_dim * 2);
+    if (dtype == TESS_BF16) {
+        for (int32_t w = 0; w < t->head_dim / 2; w++) out[w * 16] = words[w] ^ sign;
+        return;
+    }
     for (int32_t w = 0; w < t->head_dim / 2; w++) {
         const uint32_t low = words[w] & 0x7fffu, high = words[w] >> 16 & 0x7fffu;
         words[w] ^= sign;
@@ -387,15 +398,19 @@ static void direct_query(const task *t, int32_t r) {
 /* Makes Q of a task ready. Rows and columns that stand for nothing are zero. */
 static void direct_queries(const task *t) {
     memset(t->m.q, 0, query_floats(t) * sizeof(float));
-    memset(t->weights, 0, (WEIGHT_FLOATS + 2 * DIRECT_ROWS) * sizeof(float));
+    memset(t->weights, 0,
+           ((size_t)WEIGHT_FLOATS(direct_lanes(t)) + 2 * DIRECT_ROWS) * sizeof(float));
     for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
 }
 
 /* ------------------------------------------------------------------ scores */
 
-/* Stores the scores of 16 keys from `key` on, which are rows of `c`, by rows of Q. */
-INLINE void store_scores(const task *t, const uint32_t dtype, int32_t key, const float *c) {
-    float *s = t->m.s + key;
+/* Stores the scores of 16 keys from `key` on, which are rows of `c`, for the rows of Q from `first`
+ * on. */
+INLINE void store_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                         const float *c) {
+    float *s = t->m.s + (size_t)first * CHUNK + key;
+    c += first;
 #if VL == 16
 #define QUARTERS(at)                                                                              \
     _mm512_inserti32x4(_mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(QUARTER(at)), \
@@ -448,15 +463,18 @@ INLINE void direct_scores_end(direct_turns *turns, const uint32_t dtype) {
     const int32_t key = turns->pending_key;
     if (!t) return;
     const float *c = results(t) + turns->pending_c * TILE_WORDS;
-    store_scores(t, dtype, key, c);
-    store_scores(t, dtype, key + TILE_GROUP, c + TILE_WORDS);
+    for (int32_t first = 0; first < direct_lanes(t); first += DIRECT_ROWS) {
+        store_scores(t, dtype, key, first, c);
+        store_scores(t, dtype, key + TILE_GROUP, first, c + TILE_WORDS);
+    }
     turns->pending = NULL;
 }
 
 /* Scores of TURN_KEYS keys against all rows. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, int32_t first,
+                          const int rows) {
     TILE_STATE;
-    (void)rows;
+    (void)first, (void)rows;
     const int32_t n_tiles = query_tiles(dtype, t->head_dim),
                   lines = TURN_KEYS * 3 / 4 * t->turns->row_lines, ahead = lines / n_tiles;
     const float *q = t->m.q;
@@ -516,7 +534,9 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
         return;
     }
     uint16_t *out = (uint16_t *)(void *)(t->weights + key / 32 * TILE_WORDS + r * 16) + key % 32;
-    float *pairs = t->weights + key / TILE_GROUP * PAIR_FLOATS + 2 * r * 16 + key % TILE_GROUP;
+    float *pairs = t->weights + r / HALF_ROWS * HALF_FLOATS +
+                   key / TILE_GROUP * PAIR_FLOATS(direct_lanes(t)) + 2 * (r % HALF_ROWS) * 16 +
+                   key % TILE_GROUP;
 #if VL == 16
     const __m256bh words = _mm512_cvtneps_pbh((__m512)p);
     if (in_pairs(t, dtype)) {
@@ -526,7 +546,7 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
     const vu low = (vu)_mm512_cvtepu16_epi32((__m256i)words);
 #else
     uint16_t words[VL];
-    vu low;
+    vu low = {0};
     vto_bf16(words, p);
     for (int i = 0; i < VL; i++) low[i] = words[i];
     if (in_pairs(t, dtype)) {
@@ -540,7 +560,7 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
 
 /* Adds a tile of results to 16 elements of O from place d on. */
 INLINE void add_results(const task *t, const uint32_t dtype, const float *c, int32_t d) {
-    for (int r = 0; r < DIRECT_ROWS; r++)
+    for (int r = 0; r < direct_lanes(t); r++)
         for (int i = 0; i < 16; i += VL) {
             float *o = t->m.o + (size_t)r * t->m.o_elements + d + i;
             vf sum = vload(c + r * 16 + i);
@@ -616,12 +636,14 @@ INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, 
 #undef VALUE_DOT
 }
 
-/* The same with rows of V as they lie in memory; four vectors of them at a time, whose results stay
- * in tiles. */
-INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
+/* The same with rows of V as they lie in memory, for the rows of Q from `row` on that a tile has;
+ * four vectors of V at a time, whose results stay in tiles. The first rows of Q bring V. */
+INLINE void values_in_place(const task *t, int32_t first, int32_t count, int32_t row) {
     TILE_STATE;
-    const int32_t vectors = t->m.o_elements / 32,
-                  ahead = TILE_GROUP * t->turns->row_lines / vectors;
+    const int32_t vectors = t->m.o_elements / 32, lanes = direct_lanes(t),
+                  own = lanes - row < HALF_ROWS ? lanes - row : HALF_ROWS,
+                  ahead = row == 0 ? TILE_GROUP * t->turns->row_lines / vectors : 0;
+    const float *weights = t->weights + row / HALF_ROWS * HALF_FLOATS;
     float *copy = key_stage(t), *c = results(t);
 #define VALUE_STEP(i, by)                                                             \
     if (i < n) {                                                                      \
@@ -640,7 +662,7 @@ INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
         TILE_ZERO(2);
         TILE_ZERO(3);
         for (int32_t key = first; key < first + count; key += TILE_GROUP) {
-            TILE_LOAD(4, t->weights + key / TILE_GROUP * PAIR_FLOATS, 64);
+            TILE_LOAD(4, weights + key / TILE_GROUP * PAIR_FLOATS(lanes), 64);
             VALUE_STEP(0, 5)
             VALUE_STEP(1, 6)
             VALUE_STEP(2, 7)
@@ -652,26 +674,27 @@ INLINE void values_in_place(const task *t, int32_t first, int32_t count) {
         TILE_STORE(3, c + 3 * TILE_WORDS, 64);
         TILE_FENCE;
         for (int32_t i = 0; i < n; i++)
-            for (int r = 0; r < 2 * DIRECT_ROWS; r++)
+            for (int r = 0; r < 2 * own; r++)
                 for (int e = 0; e < 16; e += VL) {
-                    float *o =
-                        t->m.o + (size_t)(r / 2) * t->m.o_elements + (at + i) * 32 + r % 2 * 16 + e;
+                    float *o = t->m.o + (size_t)(row + r / 2) * t->m.o_elements + (at + i) * 32 +
+                               r % 2 * 16 + e;
                     vstore(o, vload(o) + vload(c + i * TILE_WORDS + r * 16 + e));
                 }
     }
 #undef VALUE_STEP
 }
 
-INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
-                          const int rows) {
-    (void)rows;
+INLINE void direct_values(const task *t, const uint32_t dtype, int32_t begin, int32_t count,
+                          int32_t first, const int rows) {
+    (void)first, (void)rows;
     if (!in_pairs(t, dtype)) {
-        values_in_place(t, first, count);
+        for (int32_t row = 0; row < direct_lanes(t); row += HALF_ROWS)
+            values_in_place(t, begin, count, row);
         return;
     }
     const int32_t at_once = VALUE_TILES * tile_keys(dtype);
     for (int32_t n = 0; n < count; n += at_once)
-        values_in_pairs(t, dtype, first + n, count - n < at_once ? count - n : at_once);
+        values_in_pairs(t, dtype, begin + n, count - n < at_once ? count - n : at_once);
 }
 
 /* Whether some element of O is not finite: then elements of V may be so, and the job has to be done

@@ -4,7 +4,7 @@
  * vectors in registers and broadcast one operand:
  *     S[key][row] = sum over words of K[key][word] * Q[word][row],      O[d][row] += sum over keys
  * of V[key][d] * P[key][row]. K is packed as rows; V as blocks of DB elements, [d / DB][key][DB],
- * so that the second product reads it in order.
+ * so that the second product reads it in order. Few rows read floats where the caller has them.
  */
 
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
@@ -117,8 +117,9 @@ INLINE void value_step(const float *v, const float *p, vf (*acc)[NV], const int 
     }
 }
 
-/* DB elements of O over all keys of the span. */
-INLINE void value_block(const float *v, const float *p, int32_t words, float *o, const int nv) {
+/* DB elements of O over all keys of the span. V of neighbouring keys is `pitch` words apart. */
+INLINE void value_block(const float *v, const int64_t pitch, const float *p, int32_t words,
+                        float *o, const int nv) {
     vf acc[DB][NV];
     UNROLL
     for (int i = 0; i < DB; i++) UNROLL
@@ -127,12 +128,23 @@ INLINE void value_block(const float *v, const float *p, int32_t words, float *o,
     for (; w + 4 <= words; w += 4) {
         UNROLL
         for (int u = 0; u < 4; u++)
-            value_step(v + (size_t)(w + u) * DB, p + (size_t)(w + u) * PANEL, acc, nv);
+            value_step(v + (w + u) * pitch, p + (size_t)(w + u) * PANEL, acc, nv);
     }
-    for (; w < words; w++) value_step(v + (size_t)w * DB, p + (size_t)w * PANEL, acc, nv);
+    for (; w < words; w++) value_step(v + w * pitch, p + (size_t)w * PANEL, acc, nv);
     UNROLL
     for (int i = 0; i < DB; i++) UNROLL
     for (int j = 0; j < nv; j++) vstore(o + i * PANEL + j * VL, acc[i][j]);
+}
+
+/* O += V P over `words` words of a span from word `first` on. */
+INLINE void value_span(task *t, const panel_chunk *x, int32_t first, int32_t words, float *o,
+                       const int packed, const int nv) {
+    const int64_t pitch = packed ? DB : x->v_pitch, element = packed ? WORD_OF(CHUNK) : 1;
+    for (int32_t d = 0; d < t->head_dim; d += DB) {
+        prefetch_some(t);
+        value_block(x->v + d * element + first * pitch, pitch, x->s + (size_t)first * PANEL, words,
+                    o + (size_t)d * PANEL, nv);
+    }
 }
 
 INLINE void attend(task *t, const panel_work *w, const int nv) {
@@ -145,7 +157,7 @@ INLINE void attend(task *t, const panel_work *w, const int nv) {
         for (int v = 0; v < NV; v++) s_max[v] = vset(-INFINITY);
         for (int32_t key = x->span.first; key < x->span.end; key += KB) {
             prefetch_some(t);
-            score_block(x->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words,
+            score_block(x->k + key * x->k_pitch, (size_t)x->k_pitch, q, m->words,
                         x->s + (size_t)key * PANEL, s_max, nv);
         }
         if (x->span.masked || x->span.end % GROUP != 0) mask_panel_chunk(t, first_row, x, s_max);
@@ -154,10 +166,9 @@ INLINE void attend(task *t, const panel_work *w, const int nv) {
         exp_scores(x->s, x->span.first, padded_end(x), vset(t->scale_log2), bias, sum, nv);
         for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
         const int32_t first = WORD_OF(x->span.first), words = WORD_OF(padded_end(x)) - first;
-        for (int32_t d = 0; d < t->head_dim; d += DB) {
-            prefetch_some(t);
-            value_block(x->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB,
-                        x->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
-        }
+        if (PAIRS || x->v_pitch == DB)
+            value_span(t, x, first, words, o, 1, nv);
+        else
+            value_span(t, x, first, words, o, 0, nv);
     }
 }

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The threads of an open device. Between launches they sleep instead of spinning, because an
+ * application has other threads that need the cores.
+ */
+#ifndef TESSERA_CPU_POOL_H
+#define TESSERA_CPU_POOL_H
+
+#include <tessera/tessera_backend.h>
+
+/* A worker's share of a launch. Workers count from 0. */
+typedef void (*cpu_share_fn)(void *context, uint32_t worker);
+
+enum { TESS_CPU_MAX_THREADS = 1024 };
+
+/* A pool of `threads` threads, the one that launches among them. NULL if it cannot be made. */
+void *tess_cpu_pool_create(uint32_t threads);
+void tess_cpu_pool_destroy(void *pool);
+const char *tess_cpu_pool_name(void);
+
+/* Calls `share` once for each of `workers` workers, this thread among those that call it, and
+ * returns when all are done. Launches of several threads queue; one for a single worker runs on its
+ * caller alone, and does not. */
+void tess_cpu_pool_run(void *pool, cpu_share_fn share, void *context, uint32_t workers);
+
+#endif
