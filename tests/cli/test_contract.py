@@ -627,7 +627,7 @@ class Contract(CommandTest):
 
     def test_bench_fixed(self):
         """Every line of the suite is a result, if only one that says how long it would take."""
-        self.succeed("bench", "--budget", "1", "--dtype", "bf16,f32", *self.BENCH[-4:], "--json",
+        self.succeed("bench", "--budget", "4", "--dtype", "bf16,f32", *self.BENCH[-4:], "--json",
                      self.path("a.json"), env={"TESSERA_CPU_THREADS": "1"})
         with open(self.path("a.json")) as file:
             report = json.load(file)
@@ -650,7 +650,7 @@ class Contract(CommandTest):
         self.refuse(2, "--submit", "bench", "quick", "--submit")
         self.refuse(2, "--submit", "bench", "--dtype", "f32", "--submit")
         self.refuse(2, "--submit", *self.BENCH, "--submit")
-        done = self.succeed("bench", "--budget", "1", *self.BENCH[-4:], "--submit",
+        done = self.succeed("bench", "--budget", "4", *self.BENCH[-4:], "--submit",
                             folder=self.folder.name, env={"TESSERA_CACHE_DIR": "/nowhere/secret"})
         name, = self.files()
         self.assertRegex(name, r"^[a-z0-9-]+-\d{8}T\d{6}Z\.json$")
