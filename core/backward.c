@@ -142,7 +142,10 @@ static void set_sections(const tess_plan *plan, tess_columns *x) {
     if (caps->cache_bytes == 0 || x->n_columns < SECTION_COLUMNS * x->parallel) return;
     x->section_rows = x->near_rows = rows;
     if (!x->turns) return;
-    x->section_rows = larger(rows, turn_rows(plan, x, turn_columns(x)));
+    /* Few columns of a kv head run together in any case. With those of other heads between them,
+     * each would begin later, and find less in the cache of what the one before has used. */
+    const uint64_t together = turn_columns(x), far = tess_columns_far(x);
+    x->section_rows = larger(rows, turn_rows(plan, x, far > together ? together : UINT64_MAX));
     x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 

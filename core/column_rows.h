@@ -48,6 +48,9 @@ static inline int64_t tess_block_of(const tess_column_keys *k, int64_t m) {
 
 /* Adds the segments of the column with these keys, and sets walk->cost. */
 void tess_column_rows(tess_column_walk *w, const tess_column_keys *k);
+/* Adds up to `most` near columns, each the last one moved down by its keys, as far as they differ
+ * in nothing else. Returns how many. */
+int64_t tess_column_repeat(tess_column_walk *w, int64_t most);
 
 /* Moves a list with room for *room items to where there is room for more; NULL without memory. */
 void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t size);

@@ -227,6 +227,7 @@ static void gap_columns_below(tess_column_walk *w, gaps *g) {
             add_blocks_column(w, b, lower, next, lower + upper, 1, false);
         else
             add_blocks_column(w, next, upper, 0, upper, 1, false);
+        b -= most * tess_column_repeat(w, (b - a) / most);
     }
 }
 
@@ -397,6 +398,15 @@ tess_status tess_columns_count(tess_columns *x) {
     TESS_RETURN_IF_ERROR(walk_heads(x));
     tess_order_end(&x->order);
     return TESS_OK;
+}
+
+uint64_t tess_columns_far(const tess_columns *x) {
+    uint64_t most = 0;
+    for (uint64_t head = 0; head < all_heads(x); head++) {
+        const uint64_t far = x->starts[2 * head + 1] - x->starts[2 * head];
+        if (far > most) most = far;
+    }
+    return most;
 }
 
 /* Where the section that begins with kv head `at` ends: after the one whose rows bring *sum to

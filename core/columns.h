@@ -78,6 +78,9 @@ tess_status tess_columns_count(tess_columns *columns);
 /* The failure of so many bytes. */
 tess_status tess_columns_no_memory(uint64_t bytes);
 
+/* With turns: the most columns of a kv head that do not come after all others. */
+uint64_t tess_columns_far(const tess_columns *columns);
+
 /* Writes what the last count counted, and the entries that segments name. */
 void tess_columns_place(tess_columns *columns, tess_column *out, tess_segment *segments);
 void tess_columns_entries(const tess_columns *columns, uint32_t *entries, uint32_t *bits);

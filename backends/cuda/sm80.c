@@ -92,11 +92,9 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.stages = stages_on(d, x);
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};
-        const int code =
-            d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1,
-                                   shared_bytes(d, x), stream, parameters, NULL);
-        if (code != DRIVER_OK)
-            return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_80", code);
+        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_SM80_MODULE, state->forward, (unsigned)items,
+                                               TESS_SM80_THREADS, shared_bytes(d, x), stream,
+                                               parameters));
         done += items;
     }
     return TESS_OK;

@@ -43,9 +43,9 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
     enum { FLOP_PER_NS = 5800 }; /* of a multiprocessor */
     const uint32_t flop = 4 * (uint32_t)x->rows * x->keys * (uint32_t)x->head_dim;
     tess_kernel_costs costs = {.job_ns = 1600,
-                               .merge_ns = 6000,
+                               .merge_ns = 3200,
                                .part_ns = 150,
-                               .partial_bandwidth = 1300000,
+                               .partial_bandwidth = 1800000,
                                .bandwidth = 4300000};
     costs.workers = (uint32_t)(d->units > 0 ? d->units : 1);
     costs.step_keys = x->keys;

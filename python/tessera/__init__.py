@@ -5,8 +5,8 @@
 
     o = tessera.attention(q, k, v, tessera.S2(block=64, local=8, stride=16))
 
-`attention` and `merge` are PyTorch's, `tessera.numpy` serves NumPy and whatever speaks DLPack.
-docs/python.md is the page about all of it.
+`attention`, `merge` and `KVCache` are PyTorch's, `tessera.numpy` serves NumPy and whatever speaks
+DLPack. docs/python.md is the page about all of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .patterns import S2, Blocks, Dense, Info, Pattern, Window
 
 if TYPE_CHECKING:
     from ._attention import attention, merge
+    from ._cache import KVCache
 else:
     # PyTorch's operators are registered here, so that saved programs find them. Without PyTorch
     # everything else works.
@@ -48,8 +49,13 @@ else:
         def merge(*_arguments, **_options):
             raise Unavailable(f"tessera.merge: PyTorch is needed: {_missing}")
 
+        class KVCache:
+            def __init__(self, *_arguments, **_options):
+                raise Unavailable(f"tessera.KVCache: PyTorch is needed: {_missing}")
+
     else:
         from ._attention import attention, merge
+        from ._cache import KVCache
 
 __version__ = "0.1.0"
 
@@ -65,6 +71,7 @@ __all__ = [
     "Error",
     "Info",
     "InvalidArgument",
+    "KVCache",
     "NativeError",
     "OutOfMemory",
     "Pattern",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch.autograd import forward_ad
 
-from . import _errors, _operator, _runs, _shapes, patterns
+from . import _cache_steps, _errors, _operator, _runs, _shapes, patterns
+from ._cache import KVCache
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -143,6 +144,8 @@ class _Options(TypedDict, total=False):
     q_first: Lengths
     kv_first: Lengths
     deterministic: bool
+    cache: KVCache | None
+    layer: int
 
 
 @overload
@@ -172,6 +175,7 @@ def attention(
     q_lens: Lengths = None, kv_lens: Lengths = None,
     q_first: Lengths = None, kv_first: Lengths = None,
     return_lse: bool = False, deterministic: bool = True,
+    cache: KVCache | None = None, layer: int = 0,
     **refused: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Softmax attention in which every head keeps the keys that its pattern keeps.
@@ -191,6 +195,10 @@ def attention(
         kv_first is a multiple of the pattern's block.
     return_lse: the logarithm of the sum of exponentials of scores as well.
     deterministic: gradients have the same bits every time. Without it they may be faster.
+    cache: k and v are new tokens of its sequences: they are appended, and q attends to all tokens
+        there are. q_lens (or cu_seqlens_q of "thd") says how many are new in each; other lengths
+        are the cache's own. No gradients. See KVCache.
+    layer: of the cache. The call of layer 0 begins a step, and the other layers follow.
 
     Lengths are lists or tensors of integers. Those on a CUDA device are copied to the host, once
     for each version of the tensor; that waits for the device. Each set of lengths has a plan of its
@@ -205,6 +213,12 @@ def attention(
     """
     if refused:
         _refuse(refused)
+    if cache is not None:
+        others = (cu_seqlens_k, kv_lens, q_first, kv_first)
+        o, found = _cached(
+            q, k, v, pattern, layout, scale, q_lens, cu_seqlens_q, others, return_lse, cache, layer
+        )
+        return o if found is None else (o, found)
     try:
         spec = pattern._spec
         kind = q.device.type
@@ -268,6 +282,48 @@ def _number(scale: Any) -> float:
     if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
         raise TypeError(f"attention: scale: a number is needed, got {scale!r}")
     return float(scale)
+
+
+def _cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: patterns.Pattern,
+    layout: str,
+    scale: float | None,
+    q_lens: Lengths,
+    cu_seqlens_q: Lengths,
+    others: tuple[Lengths, ...],
+    return_lse: bool,
+    cache: KVCache,
+    layer: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with a cache."""
+    if not isinstance(cache, KVCache):
+        raise TypeError(
+            f"attention: cache: a tessera.KVCache is needed, got {type(cache).__name__}"
+        )
+    if not isinstance(pattern, patterns.Pattern):
+        _types(q, k, v, pattern)
+    if pattern is not _DENSE and pattern != cache.pattern:
+        raise _errors.InvalidArgument(
+            f"attention: pattern: that of the cache, {cache.pattern!r}, is needed, got {pattern!r}"
+        )
+    for name, given in zip(
+        ("cu_seqlens_k", "kv_lens", "q_first", "kv_first"), others, strict=True
+    ):
+        if given is not None:
+            raise _errors.InvalidArgument(
+                f"attention: {name}: not together with cache, which has its own lengths"
+            )
+    if torch.compiler.is_compiling():
+        raise _errors.Unsupported("attention: cache: torch.compile is not supported")
+    kind = cache.device.type
+    if torch.is_autocast_enabled(kind):
+        q, k, v = _autocast(kind, q, k, v)
+    return _cache_steps.attention(
+        cache, q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
+    )
 
 
 def _no_transforms(*tensors: Tensor) -> None:

@@ -19,7 +19,12 @@ class Layout:
     """A tess_layout, released with this object."""
 
     def __init__(
-        self, pattern: patterns.Pattern, heads: int, kv_heads: int, max_tokens: int
+        self,
+        pattern: patterns.Pattern,
+        heads: int,
+        kv_heads: int,
+        max_tokens: int,
+        max_chunk: int = 0,
     ) -> None:
         self.handle = ctypes.c_void_p()
         self._release = _native.library().tess_layout_release  # modules are gone at exit
@@ -35,6 +40,7 @@ class Layout:
             heads_total=numbers.total,
             kv_heads_total=numbers.kv_total,
             max_tokens=max_tokens,
+            max_chunk=max_chunk,
         )
         if numbers.ids is not None:
             ids = (ctypes.c_int32 * heads)(*numbers.ids)

@@ -18,6 +18,7 @@ import time
 import traceback
 from typing import Any
 
+import gpu_cache
 import reference
 import torch
 
@@ -224,7 +225,7 @@ def main() -> int:
     import gpu_steps  # noqa: F401
 
     failed = 0
-    chosen = [one for one in CHECKS if re.search(options.only, one.__name__)]
+    chosen = [one for one in CHECKS + gpu_cache.CHECKS if re.search(options.only, one.__name__)]
     for function in chosen:
         begin = time.perf_counter()
         try:

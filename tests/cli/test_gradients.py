@@ -102,6 +102,15 @@ class Gradients(CommandTest):
             self.assertEqual(wide.dtype, np.float32)
             self.assertEqual(wide.astype(np.float16).tobytes(), own[n])
 
+    def test_plan(self):
+        done = self.succeed("plan", "op=bwd", "heads=4", "kv_heads=2", "q_len=512", "head_dim=64",
+                            "local=2", "stride=4", "block=64",
+                            env={"TESSERA_VERBOSE": "dispatch", "TESSERA_BACKEND": "cpu"})
+        self.assertRegex(done.out, r"columns +\d+ of the jobs, of \d+ keys")
+        self.assertRegex(done.err, r"dispatch: cpu: cpu/\w+ accepts: dtype f32, head_dim 64")
+        for line in done.err.splitlines():  # those for 16 bits say why, where the CPU has them
+            self.assertRegex(line, r"cpu/\w+ (accepts: |refuses: does not take dtype f32)")
+
     def test_mistakes(self):
         words = ("op=bwd", "local=2", "stride=3", "block=16")
         arrays, options = self.arrays("f32", (1, 20, HEADS, DIM), (1, 30, KV_HEADS, DIM),

@@ -204,8 +204,26 @@ void test_time_limit(void **state) {
     }
 }
 
+/* Writes the lengths of one to twelve more sequences, most of which decode, as q_lens and kv_lens
+ * that go on behind others: ",1,40|,700,40". */
+static void draw_others(uint64_t *seed, char text[256]) {
+    static const int64_t most_rows[] = {200, 20, 1, 1, 1};
+    char keys[128] = "";
+    const int64_t n = test_between(seed, 1, 12);
+    text[0] = '\0';
+    for (int64_t s = 0; s < n; s++) {
+        const int64_t kind = test_between(seed, 0, 4),
+                      rows = test_between(seed, 0, most_rows[kind]),
+                      tokens = test_between(seed, 0, kind == 1 ? 3000 : 700);
+        snprintf(text + strlen(text), 128 - strlen(text), ",%d", (int)rows);
+        snprintf(keys + strlen(keys), sizeof keys - strlen(keys), ",%d", (int)tokens);
+    }
+    strcat(strcat(text, "|"), keys);
+}
+
 /* Sequence 0 of each batch below is the same one, with the same inputs. Every two of a pattern, a
- * length and a batch meet; a third of all three do, and all with TESSERA_TEST_FULL=1. */
+ * length and a batch meet; a third of all three do, and all with TESSERA_TEST_FULL=1. Each pattern
+ * also has random batches with one of the lengths, 50 where tests repeat 100 times. */
 void test_batch_invariance(void **state) {
     static const char *const patterns[] = {
         "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=64",
@@ -221,17 +239,23 @@ void test_batch_invariance(void **state) {
         ",300,4,1,9,130|,900,700,2100,100,130",
         (",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,"
          "3000,3000,3000,3000,3000")};
+    enum { FIRSTS = sizeof firsts / sizeof firsts[0], OTHERS = sizeof others / sizeof others[0] };
+    const size_t drawn = (size_t)rig_repeats(*state, 6, 2) / 2;
+    uint64_t seed = 41;
     for (size_t a = 0; a < sizeof patterns / sizeof patterns[0]; a++)
-        for (size_t b = 0; b < sizeof firsts / sizeof firsts[0]; b++) {
+        for (size_t b = 0; b < FIRSTS; b++) {
             void *o = NULL;
             float *lse = NULL;
-            for (size_t c = 0; c < sizeof others / sizeof others[0]; c++) {
-                if (c > 0 && (a + b + c) % 3 != 0 && !test_full()) continue;
-                char line[1024];
-                const char *first_kv = strchr(firsts[b], '|') + 1, *cut = strchr(others[c], '|');
+            for (size_t c = 0; c < OTHERS + (a % FIRSTS == b ? drawn : 0); c++) {
+                if (c > 0 && c < OTHERS && (a + b + c) % 3 != 0 && !test_full()) continue;
+                char line[1024], drawn_others[256];
+                if (c >= OTHERS) draw_others(&seed, drawn_others);
+                const char *first_kv = strchr(firsts[b], '|') + 1,
+                           *other = c < OTHERS ? others[c] : drawn_others,
+                           *cut = strchr(other, '|');
                 snprintf(line, sizeof line, "%s batch_invariant=1 q_lens=%.*s%.*s kv_lens=%s%s",
                          patterns[a], (int)(first_kv - 1 - firsts[b]), firsts[b],
-                         cut ? (int)(cut - others[c]) : 0, others[c], first_kv, cut ? cut + 1 : "");
+                         cut ? (int)(cut - other) : 0, other, first_kv, cut ? cut + 1 : "");
                 rig r;
                 rig_create(&r, *state, line, NULL, NULL);
                 if (r.refused) continue;

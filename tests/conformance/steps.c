@@ -394,60 +394,103 @@ static void test_invariant(void **state) {
     with_parts(TESS_PLAN_BATCH_INVARIANT, 0);
 }
 
+/* A plan of capacities without tensors, for what is prepared alone. False: no kernel has steps. */
+static bool capacity_open(rig *r, const test_target *target, const tess_pattern *pattern,
+                          const tess_plan_desc *capacities) {
+    const tess_layout_desc ld = {.struct_size = sizeof ld,
+                                 .pattern = pattern,
+                                 .n_heads = HEADS,
+                                 .n_kv_heads = KV_HEADS,
+                                 .max_tokens = capacities->kv_len};
+    tess_plan_desc d = plan_desc(target, TESS_PLAN_DEVICE_LENGTHS, 0);
+    *r = (rig){.target = target, .info = {.struct_size = sizeof r->info}};
+    d.batch = capacities->batch;
+    d.q_len = capacities->q_len;
+    d.kv_len = capacities->kv_len;
+    d.max_rows = capacities->max_rows;
+    assert_ok(tess_layout_create(targets.runtime, &ld, &r->layout));
+    const tess_status status = tess_plan_create(target->device, r->layout, &d, &r->plan);
+    if (status == TESS_OK) {
+        assert_ok(tess_plan_query(r->plan, &r->info));
+        assert_true(r->info.workspace_bytes <= 24 << 20);
+        r->step = test_upload(target->device, NULL, r->info.step_bytes);
+        return true;
+    }
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, status);
+    tess_layout_release(r->layout);
+    return false;
+}
+
+static void capacity_close(rig *r) {
+    assert_ok(tess_free(r->target->device, &r->step));
+    tess_plan_release(r->plan);
+    tess_layout_release(r->layout);
+}
+
+/* Prepares these lengths, and compares the step. Returns the length of parts in it. */
+static uint32_t capacity_step(rig *r, uint32_t batch, const int32_t *cu_rows,
+                              const int32_t *kv_lens) {
+    r->cu_at = test_upload(r->target->device, cu_rows, (batch + 1) * sizeof *cu_rows);
+    r->kv_at = test_upload(r->target->device, kv_lens, batch * sizeof *kv_lens);
+    const tess_prepare_desc x = {.struct_size = sizeof x,
+                                 .batch = batch,
+                                 .cu_rows = r->cu_at,
+                                 .kv_lens = r->kv_at,
+                                 .step = r->step};
+    assert_ok(tess_prepare(r->plan, &x));
+    assert_ok(tess_wait(r->target->device, UINT64_MAX));
+    const uint32_t length = same_step(r, batch, r->step, cu_rows, kv_lens);
+    assert_ok(tess_free(r->target->device, &r->cu_at));
+    assert_ok(tess_free(r->target->device, &r->kv_at));
+    return length;
+}
+
 /* Long contexts, of which the step makes parts by itself, and many sequences: without a run, since
  * their keys would take much memory. */
 static void test_long_steps(void **state) {
     (void)state;
     enum { MOST = 700 };
+    static const tess_plan_desc capacities = {
+        .batch = MOST, .q_len = 40, .kv_len = 1 << 19, .max_rows = 2 * MOST};
     static int32_t cu_rows[MOST + 1], kv_lens[MOST];
     uint64_t seed = 31, parts = 0;
-    for (int t = 0; t < targets.count; t++) {
+    for (int t = 0; t < targets.count; t++)
         for (int p = 0; p < PATTERNS; p++) {
-            const tess_layout_desc ld = {.struct_size = sizeof ld,
-                                         .pattern = &patterns[p],
-                                         .n_heads = HEADS,
-                                         .n_kv_heads = KV_HEADS,
-                                         .max_tokens = 1 << 19};
-            rig r = {.target = &targets.items[t], .info = {.struct_size = sizeof r.info}};
-            tess_plan_desc d = plan_desc(r.target, TESS_PLAN_DEVICE_LENGTHS, 0);
-            d.batch = MOST;
-            d.q_len = 40;
-            d.kv_len = ld.max_tokens;
-            d.max_rows = 2 * MOST;
-            assert_ok(tess_layout_create(targets.runtime, &ld, &r.layout));
-            const tess_status status = tess_plan_create(r.target->device, r.layout, &d, &r.plan);
-            if (status == TESS_OK) {
-                assert_ok(tess_plan_query(r.plan, &r.info));
-                assert_true(r.info.workspace_bytes <= 24 << 20);
-                r.step = test_upload(r.target->device, NULL, r.info.step_bytes);
-                for (int n = 0; n < 4; n++) {
-                    const uint32_t batch = n == 0 ? 1 : n == 1 ? 4 : n == 2 ? 300 : MOST;
-                    for (uint32_t b = 0; b < batch; b++) {
-                        cu_rows[b + 1] =
-                            cu_rows[b] + (int32_t)test_between(&seed, n % 2, n == 2 ? 3 : 1);
-                        kv_lens[b] = (int32_t)test_between(&seed, n < 2 ? 1 << 18 : 0, 1 << 19);
-                    }
-                    r.cu_at = test_upload(r.target->device, cu_rows, sizeof cu_rows);
-                    r.kv_at = test_upload(r.target->device, kv_lens, sizeof kv_lens);
-                    const tess_prepare_desc x = {.struct_size = sizeof x,
-                                                 .batch = batch,
-                                                 .cu_rows = r.cu_at,
-                                                 .kv_lens = r.kv_at,
-                                                 .step = r.step};
-                    assert_ok(tess_prepare(r.plan, &x));
-                    assert_ok(tess_wait(r.target->device, UINT64_MAX));
-                    parts += same_step(&r, batch, r.step, cu_rows, kv_lens);
-                    assert_ok(tess_free(r.target->device, &r.cu_at));
-                    assert_ok(tess_free(r.target->device, &r.kv_at));
+            rig r;
+            if (!capacity_open(&r, &targets.items[t], &patterns[p], &capacities)) continue;
+            for (int n = 0; n < 4; n++) {
+                const uint32_t batch = n == 0 ? 1 : n == 1 ? 4 : n == 2 ? 300 : MOST;
+                for (uint32_t b = 0; b < batch; b++) {
+                    cu_rows[b + 1] =
+                        cu_rows[b] + (int32_t)test_between(&seed, n % 2, n == 2 ? 3 : 1);
+                    kv_lens[b] = (int32_t)test_between(&seed, n < 2 ? 1 << 18 : 0, 1 << 19);
                 }
-                assert_ok(tess_free(r.target->device, &r.step));
-                tess_plan_release(r.plan);
-            } else
-                assert_int_equal(TESS_ERROR_UNSUPPORTED, status);
-            tess_layout_release(r.layout);
+                parts += capacity_step(&r, batch, cu_rows, kv_lens);
+            }
+            capacity_close(&r);
         }
-    }
     assert_true(parts > 0);
+}
+
+/* A step of 65,536 sequences, some of them without rows or without keys. */
+static void test_many_sequences(void **state) {
+    (void)state;
+    enum { MOST = 65536, KEYS = 300 };
+    static const tess_plan_desc capacities = {
+        .batch = MOST, .q_len = 2, .kv_len = KEYS, .max_rows = 2 * MOST};
+    static int32_t cu_rows[MOST + 1], kv_lens[MOST];
+    uint64_t seed = 37;
+    for (uint32_t b = 0; b < MOST; b++) {
+        cu_rows[b + 1] = cu_rows[b] + (int32_t)test_between(&seed, 0, 2);
+        kv_lens[b] = (int32_t)test_between(&seed, 0, KEYS);
+    }
+    for (int t = 0; t < targets.count; t++) {
+        rig r;
+        if (t > 0 && targets.items[t].device == targets.items[t - 1].device) continue;
+        if (!capacity_open(&r, &targets.items[t], &patterns[1], &capacities)) continue;
+        (void)capacity_step(&r, MOST, cu_rows, kv_lens);
+        capacity_close(&r);
+    }
 }
 
 /* In batch-invariant mode the bits of a sequence are those of a plan for it alone whose lengths the
@@ -714,9 +757,10 @@ static void test_patterns(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        TEST(test_free_split), TEST(test_equal_parts), TEST(test_invariant), TEST(test_same_bits),
-        TEST(test_two_steps),  TEST(test_long_steps),  TEST(test_positions), TEST(test_hostile),
-        TEST(test_spoiled),    TEST(test_patterns),    TEST(test_no_memory),
+        TEST(test_free_split),     TEST(test_equal_parts), TEST(test_invariant),
+        TEST(test_same_bits),      TEST(test_two_steps),   TEST(test_long_steps),
+        TEST(test_many_sequences), TEST(test_positions),   TEST(test_hostile),
+        TEST(test_spoiled),        TEST(test_patterns),    TEST(test_no_memory),
     };
     const char *backend = argc > 1 ? argv[1] : "cpu";
     /* The kernels of other devices are instances of one body, which some compile in every test. */

@@ -175,7 +175,7 @@ for backend in "$@"; do
   done
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
-    "$interop" >"$work/log" 2>&1
+    TESSERA_TEST_FULL=1 "$interop" >"$work/log" 2>&1
     step "$backend: an application's own objects" "$work/log" $?
   fi
   generate=$(program generate)

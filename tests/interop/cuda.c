@@ -292,7 +292,7 @@ static void test_graph(void **state) {
 
 /* ------------------------------------------------------------------ steps */
 
-enum { STEP_BATCH = 2, STEP_ROWS = 9, STEP_KEYS = 400, STEP_DIM = 64, STEP_HEADS = 4, STEP_KV = 2 };
+enum { STEP_BATCH = 2, STEP_ROWS = 9, STEP_PAGE = 16, STEP_DIM = 64, STEP_HEADS = 4, STEP_KV = 2 };
 
 /* A captured step of one layer, and what it reads and writes: lengths, rows, the cache, O. */
 typedef struct generation {
@@ -304,16 +304,22 @@ typedef struct generation {
     tess_run_desc run;
     tess_tensor pools[2];
     uint64_t o_bytes;
-    int32_t lengths[2 * STEP_BATCH + 1]; /* cu_rows, kv_lens */
-    tess_buffer lengths_at;
+    int32_t keys, lengths[2 * STEP_BATCH + 1]; /* capacity; cu_rows, kv_lens */
+    tess_buffer lengths_at, table;
 } generation;
 
-/* Room for a tensor of the plan, full of numbers. */
+/* Pages of all sequences at their longest. */
+static int64_t step_pages(const generation *g) { return STEP_BATCH * (g->keys / STEP_PAGE); }
+
+/* Room for a tensor of the plan, or for a pool of pages, full of numbers. */
 static tess_tensor step_tensor(const app *a, const generation *g, tess_role role, uint64_t *bytes) {
     const tess_buffer none = {0};
     tess_tensor t;
     uint64_t size, seed = 5 + (uint64_t)role;
-    assert_ok(tess_plan_tensor(g->plan, role, none, &t, &size));
+    if (role == TESS_ROLE_K || role == TESS_ROLE_V)
+        assert_ok(tess_plan_pool(g->plan, role, 0, step_pages(g), none, &t, &size));
+    else
+        assert_ok(tess_plan_tensor(g->plan, role, none, &t, &size));
     uint16_t *x = malloc(size);
     assert_non_null(x);
     for (uint64_t n = 0; n < size / 2; n++)
@@ -324,31 +330,26 @@ static tess_tensor step_tensor(const app *a, const generation *g, tess_role role
     return t;
 }
 
-/* False: the kernel has no steps, or not in these elements. */
-static int generation_begin(const app *a, generation *g) {
-    const tess_pattern pattern = test_s2_pattern(16, 2, 3);
-    const tess_layout_desc ld = test_layout_desc(&pattern, STEP_HEADS, STEP_KV, STEP_KEYS);
-    const tess_plan_desc pd = {.struct_size = sizeof pd,
-                               .flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_APPEND,
-                               .dtype = a->t.p.dtype,
-                               .head_dim = STEP_DIM,
-                               .batch = STEP_BATCH,
-                               .q_len = STEP_ROWS - 1,
-                               .kv_len = STEP_KEYS,
-                               .max_rows = STEP_ROWS,
-                               .kernel = a->v->kernel};
-    memset(g, 0, sizeof *g);
-    g->info.struct_size = sizeof g->info;
-    assert_ok(tess_layout_create(a->t.runtime, &ld, &g->layout));
-    const tess_status status = tess_plan_create(a->t.device, g->layout, &pd, &g->plan);
-    if (status == TESS_ERROR_UNSUPPORTED) {
-        tess_layout_release(g->layout);
-        return 0;
+/* A table that names every page once, in no order. */
+static tess_buffer step_table(const app *a, const generation *g) {
+    const size_t pages = (size_t)step_pages(g);
+    uint64_t seed = 3;
+    int32_t *ids = malloc(pages * sizeof *ids);
+    assert_non_null(ids);
+    for (size_t n = 0; n < pages; n++) {
+        const size_t other = (size_t)test_between(&seed, 0, (int64_t)n);
+        ids[n] = ids[other];
+        ids[other] = (int32_t)n;
     }
-    assert_ok(status);
-    assert_ok(tess_plan_query(g->plan, &g->info));
-    const tess_stream stream = {.kind = TESS_STREAM_SUBMIT,
-                                .handle = (uint64_t)(uintptr_t)a->stream};
+    const tess_buffer table = test_upload(a->t.device, ids, pages * sizeof *ids);
+    free(ids);
+    return table;
+}
+
+/* What a stream needs of its own to run the plan's steps. */
+static void generation_memory(const app *a, generation *g, void *on) {
+    const int32_t keys = g->keys;
+    const tess_stream stream = {.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)on};
     g->lengths_at = test_upload(a->t.device, g->lengths, sizeof g->lengths);
     g->prepare = (tess_prepare_desc){.struct_size = sizeof g->prepare,
                                      .batch = STEP_BATCH,
@@ -359,12 +360,16 @@ static int generation_begin(const app *a, generation *g) {
     g->prepare.kv_lens.offset += (STEP_BATCH + 1) * sizeof(int32_t);
     g->pools[0] = step_tensor(a, g, TESS_ROLE_K, NULL);
     g->pools[1] = step_tensor(a, g, TESS_ROLE_V, NULL);
+    g->table = step_table(a, g);
     g->append = (tess_append_desc){.struct_size = sizeof g->append,
                                    .k = step_tensor(a, g, TESS_ROLE_NEW_K, NULL),
                                    .v = step_tensor(a, g, TESS_ROLE_NEW_V, NULL),
                                    .k_pools = &g->pools[0],
                                    .v_pools = &g->pools[1],
                                    .step = g->prepare.step,
+                                   .block_table = g->table,
+                                   .table_stride = keys / STEP_PAGE,
+                                   .pages = step_pages(g),
                                    .stream = stream};
     g->run = (tess_run_desc){.struct_size = sizeof g->run,
                              .q = step_tensor(a, g, TESS_ROLE_Q, NULL),
@@ -372,17 +377,61 @@ static int generation_begin(const app *a, generation *g) {
                              .v = g->pools[1],
                              .o = step_tensor(a, g, TESS_ROLE_O, &g->o_bytes),
                              .step = g->prepare.step,
+                             .block_table = g->table,
+                             .table_stride = keys / STEP_PAGE,
+                             .pages = step_pages(g),
                              .stream = stream};
     if (g->info.workspace_bytes)
         g->run.workspace = test_upload(a->t.device, NULL, g->info.workspace_bytes);
+}
+
+/* False: the kernel has no steps, or not in these elements. */
+static int generation_begin(const app *a, generation *g) {
+    const tess_pattern pattern = test_s2_pattern(16, 2, 3);
+    const int32_t keys = test_full() ? 131072 : 400;
+    const tess_layout_desc ld = test_layout_desc(&pattern, STEP_HEADS, STEP_KV, keys);
+    const tess_plan_desc pd = {.struct_size = sizeof pd,
+                               .flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_APPEND,
+                               .dtype = a->t.p.dtype,
+                               .head_dim = STEP_DIM,
+                               .batch = STEP_BATCH,
+                               .q_len = STEP_ROWS - 1,
+                               .kv_len = keys,
+                               .max_rows = STEP_ROWS,
+                               .page = STEP_PAGE,
+                               .kernel = a->v->kernel};
+    memset(g, 0, sizeof *g);
+    g->keys = keys;
+    g->info.struct_size = sizeof g->info;
+    assert_ok(tess_layout_create(a->t.runtime, &ld, &g->layout));
+    const tess_status status = tess_plan_create(a->t.device, g->layout, &pd, &g->plan);
+    if (status == TESS_ERROR_UNSUPPORTED) {
+        tess_layout_release(g->layout);
+        return 0;
+    }
+    assert_ok(status);
+    assert_ok(tess_plan_query(g->plan, &g->info));
+    generation_memory(a, g, a->stream);
     return 1;
 }
 
-static void generation_end(const app *a, generation *g) {
-    tess_buffer *const all[] = {&g->lengths_at,      &g->prepare.step,    &g->pools[0].buffer,
-                                &g->pools[1].buffer, &g->append.k.buffer, &g->append.v.buffer,
-                                &g->run.q.buffer,    &g->run.o.buffer,    &g->run.workspace};
+/* The same plan on another stream. */
+static void generation_beside(const app *a, const generation *g, generation *other, void *on) {
+    *other = (generation){.plan = g->plan, .info = g->info, .keys = g->keys};
+    generation_memory(a, other, on);
+}
+
+static void generation_free(const app *a, generation *g) {
+    tess_buffer *const all[] = {&g->lengths_at,      &g->prepare.step,
+                                &g->pools[0].buffer, &g->pools[1].buffer,
+                                &g->append.k.buffer, &g->append.v.buffer,
+                                &g->run.q.buffer,    &g->run.o.buffer,
+                                &g->run.workspace,   &g->table};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) assert_ok(tess_free(a->t.device, all[n]));
+}
+
+static void generation_end(const app *a, generation *g) {
+    generation_free(a, g);
     tess_plan_release(g->plan);
     tess_layout_release(g->layout);
 }
@@ -393,10 +442,13 @@ static void enqueue_step(const generation *g) {
     assert_ok(tess_run(g->plan, &g->run));
 }
 
-/* One graph, captured before any step has run, serves every length: sequences grow, one ends and
- * another takes its place, and a chunk comes now and then. Each launch gives what the same calls
- * give without a graph. */
+/* One graph, captured before any step has run, serves every length: sequences grow past borders of
+ * pages and of parts, one ends and another takes its place, and a chunk comes now and then. Each
+ * launch gives what the same calls give without a graph. Sequences reach 128k keys with
+ * TESSERA_TEST_FULL=1. */
 static void test_generation(void **state) {
+    static const int32_t jumps[] = {16, 383, 391, 1023, 4095, 32767, 65530, 131060};
+    enum { JUMPS = sizeof jumps / sizeof *jumps };
     app *a = *state;
     void *graph = NULL, *ready = NULL;
     generation g;
@@ -415,7 +467,8 @@ static void test_generation(void **state) {
         for (int b = 0; b < STEP_BATCH; b++) {
             g.lengths[b + 1] = g.lengths[b] + rows[b];
             kv_lens[b] += (b ? 11 : 1) * rows[b];
-            if (kv_lens[b] > STEP_KEYS) kv_lens[b] = rows[b];
+            if (b == 0 && n % 7 == 0) kv_lens[b] = jumps[n / 7 % JUMPS];
+            if (kv_lens[b] > g.keys) kv_lens[b] = rows[b];
         }
         assert_ok(tess_copy(a->t.device, g.lengths_at,
                             tess_host_buffer(g.lengths, sizeof g.lengths), sizeof g.lengths));
@@ -437,6 +490,46 @@ static void test_generation(void **state) {
     free(got);
     free(wanted);
     generation_end(a, &g);
+}
+
+/* Two streams run one plan at the same time, each with a step, lengths, a cache and memory of its
+ * own, and give what each gives alone. */
+static void test_two_streams(void **state) {
+    enum { STREAMS = 2, TURNS = 6 };
+    static const int32_t lengths[STREAMS][2 * STEP_BATCH + 1] = {{0, 1, 2, 391, 77},
+                                                                 {0, 1, 9, 12, 390}};
+    app *a = *state;
+    generation g[STREAMS];
+    unsigned char *got[2];
+    void *second = NULL;
+    NEEDS_KERNEL(a);
+    if (!generation_begin(a, &g[0])) skip();
+    CU(cu.stream_create(&second, NON_BLOCKING));
+    generation_beside(a, &g[0], &g[1], second);
+    for (int n = 0; n < STREAMS; n++)
+        assert_ok(tess_copy(a->t.device, g[n].lengths_at,
+                            tess_host_buffer(lengths[n], sizeof lengths[n]), sizeof lengths[n]));
+    for (int n = 0; n < 2; n++) {
+        got[n] = malloc(g[0].o_bytes * STREAMS);
+        assert_non_null(got[n]);
+    }
+    for (int at_once = 0; at_once < 2; at_once++) {
+        for (int turn = 0; turn < TURNS; turn++)
+            for (int n = 0; n < STREAMS; n++) {
+                enqueue_step(&g[n]);
+                if (!at_once) CU(cu.stream_wait(n ? second : a->stream));
+            }
+        CU(cu.stream_wait(a->stream));
+        CU(cu.stream_wait(second));
+        for (int n = 0; n < STREAMS; n++)
+            test_download(a->t.device, g[n].run.o.buffer, got[at_once] + n * g[0].o_bytes,
+                          g[0].o_bytes);
+    }
+    assert_memory_equal(got[0], got[1], g[0].o_bytes * STREAMS);
+    CU(cu.stream_destroy(second));
+    for (int n = 0; n < 2; n++) free(got[n]);
+    generation_free(a, &g[1]);
+    generation_end(a, &g[0]);
 }
 
 /* A thread without a context can run a plan, and has no context afterwards. */
@@ -588,6 +681,7 @@ int main(void) {
                 TEST_ON(&a, test_bad_runs),
                 TEST_ON(&a, test_other_device),
                 TEST_ON(&a, test_generation),
+                TEST_ON(&a, test_two_streams),
             };
             failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
         }

@@ -182,6 +182,21 @@ static void test_against_formulas(void **state) {
     assert_true(segments > 10000 && joined > 500 && apart > 1000);
 }
 
+/* Columns that repeat the one before. */
+static void test_repeated_columns(void **state) {
+    (void)state;
+    uint64_t seed = 132, columns = 0;
+    for (int n = 0; n < 500; n++) {
+        instance c;
+        instance_repeating(&c, &seed, 300);
+        instance_plan(&c);
+        instance_check(&c);
+        columns += c.columns.n_columns;
+        instance_free(&c);
+    }
+    assert_true(columns > 5000);
+}
+
 /* Blocks of a token, of which a column has more than a mask has bits, and blocks that are larger
  * than a column. */
 static void test_block_sizes(void **state) {
@@ -337,8 +352,8 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
-                             TEST(test_block_sizes), TEST(test_known_columns),
-                             TEST(test_known_groups), TEST(test_order_in_batches),
-                             TEST(test_too_many_columns), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        runtime_setup, runtime_teardown, TEST(test_against_formulas), TEST(test_repeated_columns),
+        TEST(test_block_sizes), TEST(test_known_columns), TEST(test_known_groups),
+        TEST(test_order_in_batches), TEST(test_too_many_columns), TEST(test_failing_memory));
 }

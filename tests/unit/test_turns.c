@@ -113,6 +113,21 @@ static void test_order_of_random_layouts(void **state) {
     assert_true(segments > columns / 2);
 }
 
+/* Columns that repeat the one before: most are made without a walk over their rows. */
+static void test_order_of_repeated_columns(void **state) {
+    (void)state;
+    uint64_t seed = 157, columns = 0;
+    for (int n = 0; n < 1500; n++) {
+        instance c;
+        instance_repeating(&c, &seed, 600);
+        instance_plan(&c);
+        (void)check_turns(&c);
+        columns += c.columns.n_columns;
+        instance_free(&c);
+    }
+    assert_true(columns > 30000);
+}
+
 /* ------------------------------------------------------------------ with threads */
 
 typedef struct shared {
@@ -274,12 +289,21 @@ static double time_of(const problem *p, bool turns, int32_t kv_heads, bool waits
     return time;
 }
 
-static void run_problem(const problem *p, bool print) {
-    double segments, waited;
-    /* Sections of as many kv heads as core/backward.c makes of a cache that is not large. */
+/* How many kv heads core/backward.c puts into a section, of a cache that is not large. */
+static int32_t section_of(const problem *p) {
     const int32_t strips = p->tokens / 64, patterns = p->pattern.local ? p->heads / p->kv_heads : 1,
                   wanted = (strips / 16 < 64 ? strips / 16 : 64) / patterns,
-                  section = WORKERS / (wanted < 8 ? 8 : wanted) + 1;
+                  columns = wanted < 8 ? 8 : wanted;
+    instance c;
+    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, true, 0);
+    const bool few = tess_columns_far(&c.columns) <= (uint64_t)columns;
+    instance_free(&c);
+    return few ? 1 : WORKERS / columns + 1;
+}
+
+static void run_problem(const problem *p, bool print) {
+    double segments, waited;
+    const int32_t section = section_of(p);
     const double longest = time_of(p, false, 0, false, &segments, &waited),
                  small = time_of(p, false, 1, false, &segments, &waited) / longest,
                  order = time_of(p, true, section, false, &segments, &waited) / longest,
@@ -302,5 +326,6 @@ static void test_waiting(void **state) {
 
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_order_of_random_layouts),
-                             TEST(test_threads), TEST(test_waiting));
+                             TEST(test_order_of_repeated_columns), TEST(test_threads),
+                             TEST(test_waiting));
 }

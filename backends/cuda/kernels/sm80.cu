@@ -441,6 +441,8 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     memory *m = (memory *)raw;
     const uint32_t *tables = (const uint32_t *)a->tables;
     const int thread = threadIdx.x;
+    const bool step = a->common.flags & TESS_ARGS_STEP;
+    if (step) grid_dependency_wait(); /* a kernel wrote its tables */
     if (blockIdx.x >= present_jobs(tables, &a->common)) return;
     if (thread == 0) {
         const tess_args *c = &a->common;
@@ -453,6 +455,8 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
         m->v = m->places.first[1] + m->places.start * c->v_token;
     }
     __syncthreads();
+    grid_dependency_wait();
+    grid_dependents_launch();
     const int32_t rows = m->job.rows, all = rows * m->job.heads, list = thread / KEYS;
     if (list < m->list.stages) list_keys(m, a, list, list, thread % KEYS);
     for (int r = thread; r < ROWS; r += THREADS) {

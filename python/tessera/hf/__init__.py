@@ -7,17 +7,31 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tessera")
 
 Padding on either side, packed rows, gradient checkpointing, `generate` with DynamicCache and
-StaticCache, and torch.compile work as ever. What cannot be done is refused by name.
+StaticCache, and torch.compile work as ever. What cannot be done is refused by name. S2Cache is a
+cache whose layers keep what their pattern can still see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tessera
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from tessera.hf._cache import S2Cache
+
+__all__ = ["S2Cache", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "S2Cache":  # which needs transformers
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from tessera.hf._cache import S2Cache
+    except ImportError as error:
+        raise tessera.Unavailable(f"tessera.hf: transformers 5 is needed: {error}") from None
+    return S2Cache
 
 
 def register(

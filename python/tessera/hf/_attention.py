@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tessera
-from tessera.hf import _lengths
+from tessera.hf import _held, _lengths
 
 PatternOf = Callable[[Any, int], tessera.Pattern]
 
@@ -38,11 +38,15 @@ class Attention:
 
     def pattern(self, module: torch.nn.Module) -> tessera.Pattern:
         """The pattern of a model's attention layer."""
+        layer = getattr(module, "layer_idx", None)
+        return self.of_layer(module.config, layer if isinstance(layer, int) else 0)
+
+    def of_layer(self, config: Any, layer: int) -> tessera.Pattern:
+        """The pattern of a layer by its index."""
         if self._fixed is not None:
             return self._fixed
         assert callable(self._of)
-        layer = getattr(module, "layer_idx", None)
-        found = self._of(module.config, layer if isinstance(layer, int) else 0)
+        found = self._of(config, layer)
         if not isinstance(found, tessera.Pattern):
             raise TypeError(
                 f"pattern: must return a tessera pattern for layer {layer}, got {found!r}"
@@ -74,11 +78,20 @@ class Attention:
                 f"dropout: {dropout} is not supported; set attention_dropout to 0 in the config"
             )
         pattern = self.pattern(module)
-        _check(module, pattern, query, key, is_causal, sliding_window)
+        layer, keys = None, key.shape[2]
+        if isinstance(key, _held.Held):
+            layer, key = key.layer, _held.plain(key)
+            keys = layer.get_seq_length()
+        _check(module, pattern, query, keys, is_causal, sliding_window)
         query, key, value = _same_type(module, query, key, value)
         width = value.shape[-1]
         if width < query.shape[-1]:
             value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
+        if layer is not None:
+            o = layer.attend(
+                pattern, query, key, value, scaling, attention_mask, position_ids, cu_seq_lens_q
+            )
+            return o[..., :width], None
         o = _attend(
             pattern,
             query,
@@ -97,7 +110,7 @@ def _check(
     module: torch.nn.Module,
     pattern: tessera.Pattern,
     query: Tensor,
-    key: Tensor,
+    keys: int,
     is_causal: bool | None,
     sliding_window: int | None,
 ) -> None:
@@ -106,7 +119,7 @@ def _check(
         raise tessera.InvalidArgument(
             f"is_causal: {bool(causal)} in the model, but the pattern has causal={pattern.causal}"
         )
-    if sliding_window is not None and key.shape[2] > sliding_window:
+    if sliding_window is not None and keys > sliding_window:
         window = isinstance(pattern, tessera.Window) and pattern.sinks == 0
         if not window or not 0 <= pattern.left < sliding_window:  # type: ignore[attr-defined]
             raise tessera.Unsupported(

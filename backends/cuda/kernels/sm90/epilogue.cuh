@@ -112,7 +112,9 @@ template <typename Shape>
 __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tensor_map *o_map,
                                         const tess_sm90_args *a) {
     constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_STAGES = Shape::Q_STAGES;
-    constexpr int BOX_ROWS = 16, ROW_LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32;
+    constexpr int BOX_ROWS = 16, ROW_LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32,
+                  AT_ONCE = 32 / ROW_LANES,
+                  AHEAD = Shape::CONSUMERS == 2 ? 4 : 2; /* loads; registers are few */
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % ROW_LANES;
     grid_dependency_wait();
@@ -126,6 +128,7 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
         const int32_t all = __shfl_sync(~0u, t->partial == NO_PARTIAL ? rows * t->heads : 0, 0);
         const int64_t first = t->q_start + t->row;
         const bool one_head = t->heads == 1;
+        const uint32_t rows_inverse = one_head ? 0 : t->rows_inverse;
         /* Rows past the end are left out of a box where they are outside of the tensor. */
         const bool boxed = (a->tma & 4) && one_head && lane < ROWS / BOX_ROWS &&
                            lane * BOX_ROWS < all &&
@@ -139,17 +142,25 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
                           (int32_t)first + lane * BOX_ROWS, head, batch);
             tma_store_commit();
         }
-        /* The next tile of Q waits for this stage: skip the rows that boxes hold. */
-        const int32_t from =
-            boxes == (1u << (all + BOX_ROWS - 1) / BOX_ROWS) - 1 ? all : lane / ROW_LANES;
-        uint16_t *const o =
-            (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;
-        for (int in_tile = from; in_tile < all; in_tile += 32 / ROW_LANES) {
-            if ((boxes >> in_tile / BOX_ROWS & 1) || unit >= units) continue;
-            const uint4 x = *(const uint4 *)(m->q[q_stage][unit / 8] + in_tile * 128 +
-                                             ((unit % 8) ^ (in_tile % 8)) * 16);
-            uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
-            write_unit(to, x, a->wide & 4);
+        /* The next tile of Q waits for this stage: skip the rows that boxes hold, and load several
+         * rows before the first of them is stored. */
+        const bool none = boxes == (1u << (all + BOX_ROWS - 1) / BOX_ROWS) - 1 || unit >= units;
+        uint16_t *const o = (uint16_t *)a->o + batch * c->o_batch + first * c->o_token +
+                            head * c->o_head + unit * 8;
+        for (int next = none ? all : lane / ROW_LANES; next < all; next += AHEAD * AT_ONCE) {
+            uint4 x[AHEAD];
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const int r = min(next + n * AT_ONCE, ROWS - 1);
+                x[n] = *(const uint4 *)(m->q[q_stage][unit / 8] + r * 128 +
+                                        ((unit % 8) ^ (r % 8)) * 16);
+            }
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const int r = next + n * AT_ONCE, h = (uint32_t)r * rows_inverse >> 20;
+                if (r >= all || (boxes >> r / BOX_ROWS & 1)) continue;
+                write_unit(o + (r - h * rows) * c->o_token + h * c->o_head, x[n], a->wide & 4);
+            }
         }
         tma_store_wait_read();
         fence_async_proxy(); /* the next tile of Q is loaded over what plain loads have read */

@@ -13,8 +13,9 @@
 
 namespace tess {
 
-/* Copies rows by plain loads to where a TMA load would have put them, from row `first` of the stage
- * on. Rows past `valid`, and elements past head_dim, become 0. By one warp. */
+/* Copies rows to where a TMA load would have put them, from row `first` of the stage on. Rows past
+ * `valid`, and elements past head_dim, become 0. By one warp, which waits for its asynchronous
+ * copies afterwards, so that all aligned rows are under way at once. */
 template <int CHUNKS>
 __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int32_t first,
                                           const uint16_t *from, int64_t stride, int32_t rows,
@@ -22,10 +23,14 @@ __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int
     const int lane = threadIdx.x % 32;
     for (int n = lane; n < rows * CHUNKS * 8; n += 32) {
         const int row = n / (CHUNKS * 8), unit = n % (CHUNKS * 8), in_stage = first + row;
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (row < valid && unit * 8 < head_dim) x = read_unit(from + row * stride + unit * 8, wide);
-        *(uint4 *)(to + unit / 8 * chunk_bytes + in_stage * 128 +
-                   ((unit % 8) ^ (in_stage % 8)) * 16) = x;
+        const bool there = row < valid && unit * 8 < head_dim;
+        const uint16_t *const own = from + row * stride + unit * 8;
+        uint8_t *const at =
+            to + unit / 8 * chunk_bytes + in_stage * 128 + ((unit % 8) ^ (in_stage % 8)) * 16;
+        if (there && wide)
+            cp_async_unit(shared_address(at), own, 16);
+        else
+            *(uint4 *)at = there ? read_unit(own, false) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -60,6 +65,10 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
             copy_rows<CHUNKS>(m->q[q_stage][0], ROWS * 128, h * j.rows, q + h * c->q_head,
                               c->q_token, j.rows, j.rows, c->head_dim, a->wide & 1);
         }
+        /* Rows that are not there are zeros, since softmax does more for large scores. */
+        const int32_t all = j.rows * j.heads;
+        copy_rows<CHUNKS>(m->q[q_stage][0], ROWS * 128, all, q, 0, ROWS - all, 0, 0, false);
+        cp_async_wait_all();
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&m->q_full[q_stage]);
@@ -246,6 +255,7 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
                                   piece_tokens, token == NO_TOKEN ? 0 : kv_len - token,
                                   a->common.head_dim, a->wide & 2);
             }
+            cp_async_wait_all();
             fence_async_proxy();
             __syncwarp();
         }

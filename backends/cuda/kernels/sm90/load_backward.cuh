@@ -159,6 +159,7 @@ __device__ __forceinline__ void load_keys(backward_memory<Shape> *m,
                                       t->token, piece, __shfl_sync(~0u, valid, p), a->head_dim,
                                       a->wide >> tensor & 1);
                 }
+                cp_async_wait_all();
                 fence_async_proxy();
             }
             __syncwarp();
