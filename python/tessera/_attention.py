@@ -221,8 +221,10 @@ def attention(
         return o if found is None else (o, found)
     try:
         spec = pattern._spec
-        here = q.is_cuda or q.is_cpu
-        kind = "cuda" if q.is_cuda else "cpu"
+        kind = q.device.type
+        here = kind == "cpu" or kind == "cuda"
+        if not here:
+            kind = "cpu"
         if torch.is_autocast_enabled(kind):
             q, k, v = _autocast(kind, q, k, v)
         graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
@@ -236,9 +238,10 @@ def attention(
             scale = _number(scale)
         if layout not in _shapes.LAYOUTS:
             raise _shapes.wrong_layout(layout)
-        plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+        plain = type(q) is type(k) is type(v) is Tensor
         if not plain:
             _types(q, k, v, pattern)
+            plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
         observed = not (
             here and plain and _dispatch_modes() == 0 and _function_modes() == 0
         ) or _jit_traced() or _profiled()

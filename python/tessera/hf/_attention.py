@@ -151,23 +151,12 @@ def _same_type(
 
 
 def _attend(
-    pattern: tessera.Pattern,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    mask: Tensor | None,
-    position_ids: Tensor | None,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
-) -> Tensor:
+    pattern: tessera.Pattern, query: Tensor, key: Tensor, value: Tensor, scale: float | None,
+    mask: Tensor | None, position_ids: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Attention as the mask function's tensor says; [batch, tokens, heads, dim]."""
     batch, _, q_len, _ = query.shape
-    if mask is not None and not _lengths.known(mask, batch):
-        raise tessera.Unsupported(
-            f"attention_mask: a mask of your own, {mask.dtype} {list(mask.shape)}, is not "
-            "supported; give a padding mask [batch, tokens], or make it part of the pattern"
-        )
+    _lengths.refuse_others(mask, batch)
     if cu_q is not None:
         return _packed(pattern, query, key, value, scale, cu_q, cu_q if cu_k is None else cu_k)
     if mask is not None and mask.shape[2] == _lengths.PACKED_ROWS:

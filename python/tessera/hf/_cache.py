@@ -124,11 +124,7 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         cu_q: Tensor | None,
     ) -> None:
         batch, _, tokens, _ = query.shape
-        if mask is not None and not _lengths.known(mask, batch):
-            raise tessera.Unsupported(
-                f"attention_mask: a mask of your own, {mask.dtype} {list(mask.shape)}, is not "
-                "supported; give a padding mask [batch, tokens], or make it part of the pattern"
-            )
+        _lengths.refuse_others(mask, batch)
         packed = cu_q is not None or (mask is not None and mask.shape[2] == _lengths.PACKED_ROWS)
         if not packed and mask is None and position_ids is not None and self._seen == tokens:
             packed = _attention._cumulative(position_ids, batch, tokens) is not None

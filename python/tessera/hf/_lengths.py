@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import tessera
+
 PACKED_ROWS = 3
 
 
@@ -48,3 +50,12 @@ def known(given: Tensor, batch: int) -> bool:
     return given.shape[2] == 1 and (
         given.shape[3] == 1 or (given.shape[0] == batch and given.shape[3] in (2, 4))
     )
+
+
+def refuse_others(mask: Tensor | None, batch: int) -> None:
+    """Raises for a mask that is none of the tensors above."""
+    if mask is not None and not known(mask, batch):
+        raise tessera.Unsupported(
+            f"attention_mask: a mask of your own, {mask.dtype} {list(mask.shape)}, is not "
+            "supported; give a padding mask [batch, tokens], or make it part of the pattern"
+        )
