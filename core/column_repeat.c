@@ -79,6 +79,7 @@ int64_t tess_column_repeat(tess_column_walk *w, int64_t most) {
         map->runs[--map->high] = (tess_turn_run){m.end, (uint32_t)c};
     }
     x->n_columns += n;
+    x->n_repeated += n;
     x->n_segments += 2 * n;
     x->near_cost += n * (rows + m.segments[1].rows) * w->run->heads;
     /* The last of them is in front, and has taken all that was below it or a part. */

@@ -43,6 +43,7 @@ typedef struct tess_columns {
      * columns by their number here. */
     uint64_t expected; /* columns, about */
     uint64_t n_columns, n_segments, columns_room, places_room, segments_room;
+    uint64_t n_repeated; /* columns that tess_column_repeat added, which tests look at */
     tess_column *columns;
     uint32_t *places;
     tess_segment *segments;

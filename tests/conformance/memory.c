@@ -111,6 +111,43 @@ void test_broadcast_inputs(void **state) {
     }
 }
 
+/* Rows of K and V that overlap: tokens are 4 to 16 elements apart, or none, and heads follow each
+ * other. Kernels that read rows in place, and those that pack them, see the same elements. */
+void test_overlapping_inputs(void **state) {
+    static const char *const few[] = {
+        "pattern=dense heads=2 kv_heads=2 head_dim=24 q_len=14 kv_len=192",
+        "pattern=s2 block=32 local=2 stride=2 heads=2 kv_heads=2 head_dim=40 q_len=5 kv_len=200 "
+        "dtype=bf16",
+    };
+    static const int64_t tokens_apart[] = {0, 4, 8, 16};
+    for (size_t n = 0; n < 2 * sizeof tokens_apart / sizeof *tokens_apart; n++) {
+        rig r;
+        rig_create(&r, *state, few[n % 2], NULL, NULL);
+        if (r.refused) continue;
+        rig_view views[5];
+        void *copy[3] = {NULL};
+        for (int role = 0; role < 5; role++) views[role] = rig_contiguous(&r, (tess_role)role);
+        for (int role = 1; role < 3; role++) {
+            const rig_dims *d = &r.dims[role];
+            views[role].token = tokens_apart[n / 2];
+            views[role].head = d->tokens * views[role].token;
+            copy[role] = malloc(r.bytes[role]);
+            assert_non_null(copy[role]);
+            rig_gather(&r, (tess_role)role, &views[role], copy[role], r.data[role]);
+        }
+        rig_outputs plain = rig_outputs_of(&r), got = rig_outputs_of(&r);
+        const rig_options apart = {.data = {NULL, copy[1], copy[2]}};
+        rig_run(&r, &apart, plain.o, plain.lse);
+        const rig_options overlapping = {.views = views, .data = {NULL, copy[1], copy[2]}};
+        rig_run(&r, &overlapping, got.o, got.lse);
+        rig_same_outputs("overlapping rows", &r, &plain, &got);
+        for (int role = 1; role < 3; role++) free(copy[role]);
+        rig_outputs_free(&plain);
+        rig_outputs_free(&got);
+        rig_release(&r);
+    }
+}
+
 /* The plain run's workspace holds zeros. */
 void test_workspace_contents(void **state) {
     static const int bytes[] = {0xff, 0x7f};

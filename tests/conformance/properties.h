@@ -8,6 +8,7 @@
 #define PROPERTIES(X)                                                                          \
     X(memory, test_strides_and_offsets, 0, "strides and element offsets 0..15")                \
     X(memory, test_broadcast_inputs, 0, "inputs with stride 0")                                \
+    X(memory, test_overlapping_inputs, 0, "keys whose rows overlap")                           \
     X(memory, test_workspace_contents, 0, "contents of the workspace do not matter")           \
     X(memory, test_poisoned_blocks, 0, "NaN in blocks that nobody keeps")                      \
     X(memory, test_poison_of_another_head, 0, "NaN in blocks of another head")                 \

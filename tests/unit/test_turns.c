@@ -113,19 +113,26 @@ static void test_order_of_random_layouts(void **state) {
     assert_true(segments > columns / 2);
 }
 
-/* Columns that repeat the one before: most are made without a walk over their rows. */
+/* Columns that repeat the one before. Every tenth of small sequences is made without a walk over
+ * its rows, and most of a long one. */
 static void test_order_of_repeated_columns(void **state) {
     (void)state;
-    uint64_t seed = 157, columns = 0;
+    uint64_t seed = 157, columns = 0, repeated = 0;
     for (int n = 0; n < 1500; n++) {
         instance c;
         instance_repeating(&c, &seed, 600);
         instance_plan(&c);
         (void)check_turns(&c);
         columns += c.columns.n_columns;
+        repeated += c.columns.n_repeated;
         instance_free(&c);
     }
     assert_true(columns > 30000);
+    assert_true(repeated > columns / 12);
+    instance c;
+    known(&c, s2_pattern(64, 8, 64, 0), 1, 1, 32768, true, 0);
+    assert_true(c.columns.n_repeated > c.columns.n_columns / 2);
+    instance_free(&c);
 }
 
 /* ------------------------------------------------------------------ with threads */

@@ -283,6 +283,7 @@ typedef struct panel_chunk {
     const float *k, *v; /* packed, or without tiles the caller's rows where they lie */
     float *s;
     int64_t k_pitch, v_pitch; /* words from one key to the next */
+    int packed;               /* whether K and V are packed: strides of the caller may be any */
 } panel_chunk;
 
 INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
@@ -570,7 +571,8 @@ static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w
 INLINE void find_keys(const task *t, const key_batch *b, int32_t c, panel_chunk *x) {
     const job_memory *m = &t->m;
     const cpu_run *run = &x->chunk->run[0];
-    if (in_place(t, x->chunk)) {
+    x->packed = !in_place(t, x->chunk);
+    if (!x->packed) {
         x->k = (const float *)(const void *)run->k;
         x->v = (const float *)(const void *)run->v;
         x->k_pitch = t->k_stride / (int64_t)sizeof(float);

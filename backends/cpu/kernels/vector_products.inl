@@ -166,7 +166,7 @@ INLINE void attend(task *t, const panel_work *w, const int nv) {
         exp_scores(x->s, x->span.first, padded_end(x), vset(t->scale_log2), bias, sum, nv);
         for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
         const int32_t first = WORD_OF(x->span.first), words = WORD_OF(padded_end(x)) - first;
-        if (PAIRS || x->v_pitch == DB)
+        if (PAIRS || x->packed)
             value_span(t, x, first, words, o, 1, nv);
         else
             value_span(t, x, first, words, o, 0, nv);
