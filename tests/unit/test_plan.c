@@ -500,6 +500,12 @@ static void test_refusals(void **state) {
         assert_null(plan);
         assert_int_equal(live, heap.live);
     }
+    tess_layout_release(layout);
+}
+
+static void test_refused_calls(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 100);
     tess_plan_desc d = plan_desc(2, 10, 100);
     tess_plan *plan = NULL;
     tess_plan_info info = {.struct_size = 1};
@@ -514,8 +520,15 @@ static void test_refusals(void **state) {
     assert_int_equal(TESS_ERROR_VERSION, tess_plan_query(plan, &info));
     tess_plan_release(plan);
     tess_plan_release(NULL);
-    /* More than memory or 64 bits can hold. */
-    plan = NULL;
+    tess_layout_release(layout);
+}
+
+/* More than memory or 64 bits can hold. */
+static void test_refused_sizes(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 100);
+    tess_plan_desc d = plan_desc(2, 10, 100);
+    tess_plan *plan = NULL;
     d.batch = INT32_MAX - 70000;
     assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_OUT_OF_MEMORY,
                  "tess_plan_create", "batch");
@@ -705,6 +718,7 @@ int main(void) {
     return RUN_TESTS_BETWEEN(
         device_setup, device_teardown, TEST(test_auto_split), TEST(test_batch_invariant),
         TEST(test_class_lists), TEST(test_tile_rows), TEST(test_key), TEST(test_ranges),
-        TEST(test_tensors), TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
-        TEST(test_device_lost), TEST(test_references), TEST(test_fork));
+        TEST(test_tensors), TEST(test_refusals), TEST(test_refused_calls), TEST(test_refused_sizes),
+        TEST(test_tables_on_device), TEST(test_faults), TEST(test_device_lost),
+        TEST(test_references), TEST(test_fork));
 }
