@@ -10,7 +10,7 @@ typedef struct instance {
     int32_t head_dim;
     uint32_t rows;
     uint32_t groups;  /* workgroups of least size that a multiprocessor has registers for */
-    uint32_t element; /* bytes of one of K and V */
+    uint32_t element; /* bytes of an element of K and V */
 } instance;
 
 #define INSTANCE(head_dim, rows, groups)       {head_dim, rows, groups, 2},
@@ -29,7 +29,8 @@ TESS_DECODE_CODED_INSTANCES(CODED_FITS)
 
 enum { INSTANCES = sizeof instances / sizeof *instances };
 
-/* What the kernel reaches of the memory of an architecture, and what a multiprocessor has. */
+/* An architecture's shared memory of a multiprocessor, and the bandwidth that the kernel reaches
+ * there. */
 typedef struct machine {
     const char *arch;
     unsigned shared_bytes;
@@ -48,8 +49,8 @@ static const machine *machine_of(const tess_driver_device *d) {
 
 static uint32_t element_of(uint32_t kv_dtype) { return tess_portable_has_codes(kv_dtype) ? 1 : 2; }
 
-/* The shape for a head_dim, the rows that a job would have if it could, and K and V of that
- * element: 16 rows, or 32 where there are more and O of 32 fits the registers. */
+/* The shape for a head_dim and an element of K and V. It has 16 rows, or 32 where a job would have
+ * more than 16 and O of 32 fits the registers. */
 static const instance *find(int32_t head_dim, int64_t rows, uint32_t element) {
     const instance *best = NULL;
     for (size_t n = 0; n < INSTANCES; n++) {
@@ -81,7 +82,7 @@ static launch_shape shape_of(const tess_driver_device *d, const instance *x, uin
     return s;
 }
 
-/* As many workgroups as have two stages each. */
+/* The most workgroups that leave two stages to each. */
 static launch_shape smallest_shape(const tess_driver_device *d, const instance *x) {
     enum { LEAST_STAGES = 2 };
     for (uint32_t groups = x->groups; groups > 1; groups--) {
@@ -100,8 +101,8 @@ static launch_shape largest_shape(const tess_driver_device *d, const instance *x
     return shape_of(d, x, 1, TESS_DECODE_WARPS * smallest_shape(d, x).groups);
 }
 
-/* How many jobs there are, unsplit: those of each kv head have the rows of its heads of one class.
- * At least MANY where it does not matter how many more. */
+/* The number of jobs before any split. A job has rows of the heads of one class of a kv head. Past
+ * MANY the number does not matter. */
 static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
     enum { MANY = 1 << 20 };
     const uint32_t runs = key->head_classes > 0 ? key->head_classes : 1;
@@ -110,11 +111,12 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
     return tiles < MANY && key->batch < MANY ? tiles * key->batch * runs : MANY;
 }
 
-/* Jobs of unsplit rows that nearly fill the device with larger workgroups, once or a few times
- * over, need no merge, and are at work to the end. Of more jobs, smaller workgroups hide each
- * other's first and last keys. Fewer jobs have to be split: with fewer workgroups into fewer parts,
- * which are merged sooner. These have the memory of a multiprocessor among them, so that the device
- * deals them out evenly. A step counts as of equal lengths: it splits those that are longer. */
+/* Chooses workgroups by the number of unsplit jobs. If larger workgroups nearly fill the device,
+ * once or a few times over, jobs need no merge and keep it busy to the end. With more jobs, smaller
+ * workgroups hide each other's start and end. Fewer jobs have to be split: fewer workgroups make
+ * fewer parts, which are merged sooner. They have all of a multiprocessor's memory among them, so
+ * that the device deals them out evenly. A step counts as having equal lengths, since it splits
+ * longer ones. */
 static launch_shape shape_for(const tess_driver_device *d, const instance *x,
                               const tess_kernel_key *key) {
     const launch_shape least = smallest_shape(d, x);
@@ -143,17 +145,17 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     return tess_portable_refusal(key);
 }
 
-/* Of more rows, each job would read the keys again, and a kernel for long queries is faster. Where
- * 16 rows are enough, more workgroups hide each other's latency. */
+/* With more rows, each tile would read the keys again, and a kernel for long queries is faster.
+ * Where 16 rows are enough, more workgroups hide each other's latency. */
 static uint32_t most_rows(const tess_kernel_key *key) {
     if (!key) return 32;
     if (tess_portable_has_codes(key->kv_dtype)) return 0; /* no kernel for long queries does */
     return key->head_dim <= 128 && key->max_q_len * key->group > 16 ? 32 : 16;
 }
 
-/* Measured on an H200; elsewhere reasoned. The speed is that of the memory: a step takes a worker's
- * share of it, or its latency, however few bytes it has. A job costs more than its first and last
- * keys take: that many jobs too few or too many for whole waves still share the memory. */
+/* Measured on an H200; derived for other devices. Memory bounds the speed: a step takes its
+ * worker's share of the bandwidth, and never less than the latency. A job costs more than its start
+ * and end, because jobs too few or too many for whole waves still share the memory. */
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
                                   const launch_shape *by) {
     enum { LEAST_STEP_NS = 1400 };
@@ -200,7 +202,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     return status;
 }
 
-/* What the forward kernel and the merge are given alike. */
+/* The arguments that the forward kernel and the merge share. */
 static void fill_args(const tess_launch *l, uint64_t done, uint64_t items, tess_decode_args *args) {
     CUDA_FORWARD_ARGS(args, l, done, items);
     args->scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
@@ -243,11 +245,11 @@ static uint32_t merge_rows(const tess_driver_device *d, const tess_launch *l) {
 static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
     const uint64_t rows = merge_rows(d, l),
-                   pieces = l->partial_rows > 0 ? (l->partial_rows - 1) / rows + 1 : 1,
-                   workers = TESS_DECODE_MERGE_GROUPS * units_of(d), most = INT32_MAX / pieces;
+                   row_groups = l->partial_rows > 0 ? (l->partial_rows - 1) / rows + 1 : 1,
+                   workers = TESS_DECODE_MERGE_GROUPS * units_of(d), most = INT32_MAX / row_groups;
     for (uint64_t done = 0; done < l->n_merges;) {
         const uint64_t items = l->n_merges - done < most ? l->n_merges - done : most,
-                       groups = items * pieces;
+                       groups = items * row_groups;
         tess_decode_args args;
         fill_args(l, 0, 0, &args);
         tess_portable_merge_args(l, done, items, 1, &args.common);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a step knows of its jobs: how the rows of a sequence are cut into tiles, and which key
- * blocks a tile reads of a class. core/tile.c and core/jobs.c are the same for plans whose lengths
- * the host knows; here every tile is found by itself, so that threads can share them out. Only
- * causal patterns without a caller's mask come here.
+ * blocks a tile reads of a class. core/tile.c and core/jobs.c do the same for plans whose lengths
+ * the host knows. Here every tile is found on its own, so that threads can divide them. Only causal
+ * patterns without a caller's mask come here.
  */
 #ifndef TESS_PREPARE_UNIT_H
 #define TESS_PREPARE_UNIT_H
@@ -11,7 +11,7 @@
 /* A field of the tess_step_plan. */
 #define TESS_PLAN(field) TESS_WORD(args.items_at + TESS_WORD_PLAN_##field)
 
-/* Sums and products that stop at the largest number. */
+/* Saturating sums and products. */
 TESS_FUNCTION uint tess_sum(uint a, uint b) { return a > 0xffffffffu - b ? 0xffffffffu : a + b; }
 TESS_FUNCTION uint tess_product(uint a, uint b) {
     return TESS_HIGH_PRODUCT(a, b) != 0u ? 0xffffffffu : a * b;
@@ -24,8 +24,8 @@ TESS_FUNCTION int tess_clamp(int x, int low, int high) {
 
 /* ------------------------------------------------------------------ divisions */
 
-/* What many numbers are divided by: `inverse` is 2^32 - 1 over it. Processors without an
- * instruction for a division take some twenty in its place, and a unit needs a dozen divisions. */
+/* A divisor of many numbers: `inverse` is (2^32 - 1) / by. Without an instruction for it, a
+ * division takes some twenty others, and a unit needs a dozen divisions. */
 TESS_STRUCT(tess_divisor) { uint by, inverse; };
 
 TESS_FUNCTION tess_divisor tess_divisor_of(uint by) {
@@ -70,7 +70,8 @@ TESS_FUNCTION tess_grid tess_find_grid(uint cell TESS_TABLES) {
 
 /* ------------------------------------------------------------------ tiles */
 
-/* Tiles have numbers: those of a cell follow each other, and cell 0 begins at `origin`. */
+/* How a sequence's rows are cut into tiles. Tiles are numbered cell by cell, and cell 0 begins at
+ * `origin`. */
 TESS_STRUCT(tess_cut) {
     int begin, end; /* positions of the sequence's rows */
     int origin;
@@ -91,7 +92,7 @@ TESS_FUNCTION int tess_origin(int begin, int end, tess_grid grid TESS_TABLES) {
     return end - tess_divide_int(end, grid.cell) * TESS_INT(grid.cell.by);
 }
 
-/* Of q_len rows from position `first` on, what tess_cut_rows has found. */
+/* The cut of q_len rows from position `first` on, from what tess_cut_rows() has found. */
 TESS_FUNCTION tess_cut tess_find_cut(int q_len, int first, int number, uint tiles, uint heads,
                                      tess_grid grid TESS_TABLES) {
     tess_cut cut;
@@ -116,7 +117,7 @@ TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first, tess_grid grid TESS_T
 
 /* ------------------------------------------------------------------ keys */
 
-/* How many blocks so many tokens begin. */
+/* How many blocks so many tokens take. */
 TESS_FUNCTION int tess_blocks_of(int tokens, tess_grid grid) {
     return TESS_INT(tess_divide_up(TESS_UINT(tokens), grid.block));
 }
@@ -127,7 +128,7 @@ TESS_STRUCT(tess_keys) {
     uint start, blocks, mask_head, mask_tail;
 };
 
-/* What decides about keys of a tess_class, and where its list begins. */
+/* The words of a tess_class that decide which keys it keeps, and where its list begins. */
 TESS_STRUCT(tess_key_class) { uint flags, near_blocks, stride, shift, left, sinks, entries; };
 
 TESS_FUNCTION tess_key_class tess_find_class(uint n, uint entries TESS_TABLES) {
@@ -291,18 +292,17 @@ TESS_FUNCTION uint tess_short_begin(uint part, uint length) {
                (TESS_SHORT_PARTS / 2u * (longer > 0u ? longer - 1u : 0u) + part % TESS_SHORT_PARTS);
 }
 
-/* The tile that `n` other ones of its sequence come before: the last one, which reads most, is the
- * first. */
+/* The n-th tile of a sequence, counted from the last one, since that reads most. */
 TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int kv_len, tess_grid grid) {
     tess_step_tile tile;
     const int cell = TESS_INT(grid.cell.by), rows = TESS_INT(grid.tile.by),
               number = cut.first + TESS_INT(cut.tiles - 1u - n),
               in_cell = tess_divide_position(number, grid.tiles),
               origin = in_cell * cell + cut.origin,
-              top = origin + (number - in_cell * TESS_INT(grid.tiles.by)) * rows,
-              bottom = top + rows < origin + cell ? top + rows : origin + cell;
-    tile.first = top > cut.begin ? top : cut.begin;
-    tile.last = (bottom < cut.end ? bottom : cut.end) - 1;
+              tile_begin = origin + (number - in_cell * TESS_INT(grid.tiles.by)) * rows,
+              tile_end = tile_begin + rows < origin + cell ? tile_begin + rows : origin + cell;
+    tile.first = tile_begin > cut.begin ? tile_begin : cut.begin;
+    tile.last = (tile_end < cut.end ? tile_end : cut.end) - 1;
     tile.row = TESS_UINT(tile.first - cut.begin);
     tile.rows = TESS_UINT(tile.last - tile.first) + 1u;
     tile.q_len = TESS_UINT(cut.end - cut.begin);

@@ -7,7 +7,7 @@
 #define DB        8
 #define PAIRS     1
 #define TILES     1
-/* A tile takes as long for one row of Q as for eight, longer than vectors do. */
+/* For one row of Q, a tile takes as long as for eight, and longer than vectors do. */
 #define ONE_ROW(x) tess_cpu_avx512_bf16_##x
 #include "body.inl"
 

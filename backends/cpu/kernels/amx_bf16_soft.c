@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The AMX kernel with its tile operations in plain C: slow, and there to test the tile products
- * where no AMX is. */
+/* The AMX kernel with its tile operations in plain C. It is slow, and tests the tile products on
+ * processors without AMX. */
 #define KERNEL(x)  tess_cpu_amx_bf16_soft_##x
 #define VL         4
 #define NV         8

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward, in one pass over the pairs. The keys of a column stand still in lanes, transposed, with
- * their sums of dK and dV, and rows come by in chunks of items (backward_products.inl). dS of a
- * chunk is kept for all keys of the column and multiplied with them once more; that is added to
+ * Backward, in one pass over the pairs. The keys of a column stay in lanes, transposed, with their
+ * sums of dK and dV, while rows come in chunks of items (backward_products.inl). dS of a chunk is
+ * kept for all keys of the column and multiplied with K once more. The result is added to
  * accumulators of dQ, which the columns of a kv head do in the order of their jobs (turns.h).
  *
- * A first stage leaves two numbers of each row and head in the workspace, LSE in exponents of 2 and
- * Delta, and accumulators of 0. An LSE of +inf makes P exactly 0. A last one turns accumulators
- * into dQ.
+ * The first stage writes LSE in base 2 and Delta of each row and head to the workspace, and clears
+ * the accumulators. An LSE of +inf makes P exactly 0. The last stage turns accumulators into dQ.
  */
 #include <tessera/tessera_column_walk.h>
 
@@ -23,8 +22,7 @@ uint32_t KERNEL(backward_lanes)(int32_t head_dim) { return head_dim <= 128 ? LAN
 
 enum { PREFETCHES = 4 }; /* for each panel of a chunk: see prefetch_few */
 
-/* A row or key of the caller's is a row of x, or of y: Q and dO in the one, K and V in the other.
- */
+/* Which operand of a product: Q or K is the first, dO or V the second. */
 enum { FIRST, SECOND, BOTH };
 
 /* Which rows keep the key of a lane, by position. */
@@ -41,11 +39,11 @@ typedef struct item_run {
 /* What the lanes of a panel have in common. */
 typedef struct panel_keys {
     uint32_t blocks;
-    int32_t all; /* every lane is of the segment */
+    int32_t all; /* every lane belongs to the segment */
     int32_t low_min, low_max, high_min, high_max;
 } panel_keys;
 
-/* The arrays of a job; those of job_memory that forward's functions work on come with them. */
+/* The arrays of a job, beside those of job_memory, which forward's functions use. */
 typedef struct backward_memory {
     float *x[BOTH], *sums[BOTH];    /* of keys, in lanes */
     float *keys;                    /* K once more, with elements in lanes: [d][word][PANEL] */
@@ -59,7 +57,7 @@ typedef struct backward_memory {
 typedef struct backward {
     task t; /* launch and class, for forward's functions */
     backward_memory at;
-    cpu_turn *turn; /* NULL: nobody else adds to dQ */
+    cpu_turn *turn; /* NULL: no other worker adds to dQ */
     int32_t lanes, ds_pitch;
     const char *rows[BOTH][CHUNK];
     float *accumulators[CHUNK]; /* of dQ; NULL: of a row that keeps no key */
@@ -70,13 +68,13 @@ typedef struct backward {
     cpu_span span[LANES / PANEL];
     item_run run[CHUNK];
     int32_t items, n_runs;
-    /* Rows of Q and dO that come next; how many of them, and of the accumulators at hand, are
-     * prefetched already; and how many come after each product. */
+    /* The next rows of Q and dO; how many of them, and of the current accumulators, are prefetched
+     * already; and how many to prefetch after each product. */
     const char *ahead[BOTH];
     int64_t ahead_stride[BOTH];
     int32_t n_ahead, n_prefetched, n_touched, at_once;
     uint64_t later;           /* where the segments after this one begin, as a turn counts */
-    uint16_t infinite[LANES]; /* keys of which some element is not finite */
+    uint16_t infinite[LANES]; /* keys with an element that is not finite */
     int32_t n_infinite;
 } backward;
 
@@ -150,7 +148,7 @@ static int is_wanted(const tess_launch *l, uint32_t role) {
     return l->tensor[role].buffer.kind != TESS_BUFFER_NONE;
 }
 
-/* The element of a tensor that is addressed as Q is, in elements. */
+/* The offset of a row in a tensor with the layout of Q, in elements. */
 INLINE int64_t q_offset(const tess_launch *l, const tess_sequence *s, const tess_tensor *x,
                         int64_t row, int64_t head) {
     return (l->batch_strided ? s->batch * x->stride_batch : 0) +
@@ -196,7 +194,7 @@ static void strip_job(backward *b, uint64_t n) {
             const float x = ((const float *)tensor_base(lse))[q_offset(l, s, lse, row, head)];
             lse_out[r] = INFINITY;
             delta[r] = 0;
-            if (isinf(x)) continue; /* what else belongs to such a row may be anything */
+            if (isinf(x)) continue; /* the other tensors of such a row may hold anything */
             lse_out[r] = x * 1.44269504088896340736f;
             delta[r] =
                 dot_rows(l->dtype, tensor_base(o) + q_offset(l, s, o, row, head) * b->t.esize,
@@ -218,8 +216,8 @@ INLINE void row_numbers(const tess_launch *l, uint32_t sequence, uint32_t head, 
 
 /* ------------------------------------------------------------------ lanes */
 
-/* Transposes rows into the panel that begins at lane `first`. Those of a negative scale are
- * negated where that is asked for. */
+/* Transposes rows into the panel that begins at lane `first`. With `negate` and a negative scale,
+ * they are negated. */
 static void pack_lanes(const backward *b, const char *const *rows, int negate, float *x) {
     const job_memory *m = &b->t.m;
     const int32_t words = WORD_OF(b->t.head_dim), padded = round_up(m->words, VL);
@@ -240,7 +238,7 @@ static void pack_lanes(const backward *b, const char *const *rows, int negate, f
     }
 }
 
-/* A row of a gradient as the caller wants it. */
+/* Writes a row of a gradient in the type that the caller asks for, or adds to it. */
 static void store_gradient(const tess_launch *l, uint32_t is_f32, uint32_t adds, char *out,
                            float *row) {
     const uint32_t dtype = l->gradients & is_f32 ? TESS_F32 : l->dtype;
@@ -304,8 +302,8 @@ static void finish_job(backward *b, uint64_t n) {
 
 /* ------------------------------------------------------------------ a chunk of rows */
 
-/* Scores of items past the end of a span, up to which P is computed, count for nothing, and neither
- * does what their V and dO hold. */
+/* Makes items past the end of a span, for which P is computed too, contribute nothing, whatever
+ * their V and dO hold. */
 static void pad_scores(const backward *b, int32_t end) {
     for (int32_t i = end; i < round_up(end, GROUP); i++)
         for (int v = 0; v < NV; v++) {
@@ -324,7 +322,7 @@ static void pack_items(const backward *b, int which, int as_rows, int as_columns
 }
 
 /* The rows that keep the key of each lane: those at positions [low, high], if its block's bit is
- * set in the word of the rows. Lanes that are not of the segment have none. */
+ * set in the word of the rows. Lanes outside of the segment have none. */
 static void place_keys(backward *b) {
     const tess_launch *l = b->t.launch;
     const tess_segment *g = b->segment;
@@ -370,8 +368,7 @@ static panel_keys common_of(const backward *b, int32_t first) {
     return x;
 }
 
-/* The part of the chunk that some lane of the panel keeps; masked if some pair of it must not
- * count. */
+/* The items of the chunk that keep some lane's key; masked if some pair among them is not kept. */
 static cpu_span span_of(const backward *b, const panel_keys *x) {
     cpu_span s = {0, 0, 0};
     for (int32_t n = 0; n < b->n_runs; n++) {
@@ -397,8 +394,8 @@ static cpu_span span_of(const backward *b, const panel_keys *x) {
     return s;
 }
 
-/* Replaces the scores of pairs that must not count by -inf, and dP by 0: V of a key that no row
- * reads may hold anything. */
+/* Sets the scores of masked pairs to -inf, and dP to 0: V of a key that no row reads may hold
+ * anything. */
 static void mask_items(const backward *b, int32_t first_key, const cpu_span *span) {
     for (int32_t n = 0; n < b->n_runs; n++) {
         const item_run *run = &b->run[n];
@@ -422,8 +419,8 @@ static void mask_items(const backward *b, int32_t first_key, const cpu_span *spa
     }
 }
 
-/* P over S and dS over dP, of rows as items, in pairs where the products take pairs. Where dQ is
- * wanted, dS of a row also goes beside those of other keys. */
+/* Replaces S by P and dP by dS, in pairs of items if the products take pairs. If dQ is wanted, dS
+ * is also stored beside that of other keys. */
 INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, const int wants_ds,
                       const int wants_dq) {
     const vf scale = vset(b->t.scale_log2);
@@ -451,9 +448,9 @@ INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, 
 }
 
 /*
- * Rows of the caller are often pages apart, where no hardware prefetcher goes (list_prefetches),
- * and accumulators come from memory where there are many heads. A few of the next rows, and of the
- * accumulators that this chunk will need, are prefetched between products.
+ * Prefetches, between products, a few of the next rows and of the accumulators that this chunk will
+ * need. The caller's rows are often pages apart, and hardware prefetchers do not follow
+ * (list_prefetches). With many heads, accumulators come from memory, too.
  */
 static void prefetch_few(backward *b) {
     const int32_t row_bytes = b->t.head_dim * (int32_t)b->t.esize;
@@ -468,7 +465,7 @@ static void prefetch_few(backward *b) {
     }
 }
 
-/* A panel of keys against the rows that are gathered: the scores, and all products but dQ's. */
+/* Multiplies a panel of keys with the gathered rows: all products but that of dQ. */
 static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, int d_q) {
     const task *t = &b->t;
     const job_memory *m = &t->m;
@@ -500,15 +497,15 @@ static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, 
     prefetch_few(b);
 }
 
-/* dS of items that a panel of keys has no part in. */
+/* Clears dS of items that keep none of the panel's keys. */
 static void clear_ds(const backward *b, int32_t key, int32_t from, int32_t to) {
     for (int32_t i = from; i < to; i++)
         memset(b->at.ds + (size_t)i * b->ds_pitch + WORD_OF(key), 0,
                WORD_OF(PANEL) * sizeof(float));
 }
 
-/* Gives NaN to rows that keep a key with an element that is not finite. The others have a dS of 0
- * there, which must not meet that element. */
+/* Makes dQ of rows NaN that keep a key with an element that is not finite. Other rows have dS = 0
+ * there, and 0 times that element would be NaN. */
 static void spoil_rows(const backward *b, int32_t first_key, int32_t end_key,
                        const cpu_span *items) {
     for (int32_t n = 0; n < b->n_infinite; n++) {
@@ -549,7 +546,7 @@ static void add_rows(backward *b, uint64_t end, int32_t first_key, int32_t end_k
     }
 }
 
-/* All panels of keys against the rows that are gathered, the last of which end at `end`. */
+/* Multiplies all panels of keys with the gathered rows, which end at `end`. */
 static void column_chunk(backward *b, uint64_t end) {
     const tess_launch *l = b->t.launch;
     const int d_q = is_wanted(l, TESS_ROLE_D_Q), d_k = is_wanted(l, TESS_ROLE_D_K);
@@ -589,15 +586,15 @@ static void column_chunk(backward *b, uint64_t end) {
     b->items = b->n_runs = 0;
 }
 
-/* Works the chunk off, whose last row is before `row`. In this segment, rows of the head before
- * `next` are done then. */
+/* Finishes the chunk, whose last row is before `row`. The segment's rows of the head before `next`
+ * are done then. */
 static void end_chunk(backward *b, uint32_t head, int32_t row, int32_t next) {
     const uint64_t at = cpu_turn_at(head, next);
     column_chunk(b, cpu_turn_at(head, row));
     if (b->turn) tess_cpu_turn_done(b->turn, at < b->later ? at : b->later);
 }
 
-/* Adds rows [row, row + count) of a head to the chunk, which is worked off when it is full. */
+/* Adds rows [row, row + count) of a head to the chunk, and finishes the chunk when it is full. */
 static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, int32_t more,
                         uint32_t bits) {
     const size_t floats = (size_t)cpu_accumulator_floats(b->t.head_dim);
@@ -635,7 +632,7 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
     }
 }
 
-/* Whether the segment's rows follow each other. */
+/* Whether the segment's rows are consecutive. */
 static int is_interval(const backward *b, const tess_segment *g) {
     return g->step == 0 && !(b->t.launch->tables->classes[g->cls].flags & TESS_CLASS_BITS);
 }
@@ -657,7 +654,7 @@ static void segment_rows(backward *b, uint32_t head) {
     end_chunk(b, head, end, INT32_MAX);
 }
 
-/* Before which rows no segment from number n on has any. */
+/* The first row of all segments from number n on. */
 static uint64_t first_of_segments(const backward *b, uint32_t n) {
     uint64_t first = UINT64_MAX;
     for (; n < b->column->segments; n++) {
@@ -668,7 +665,7 @@ static uint64_t first_of_segments(const backward *b, uint32_t n) {
     return first;
 }
 
-/* The rows of K, V or of their gradients of a panel of keys; `none` where there are none. */
+/* The rows of a panel's keys in K, V or a gradient of these; `none` for missing keys. */
 static void find_panel(const backward *b, uint32_t role, int32_t first, int64_t esize, char *none,
                        char **rows) {
     const tess_launch *l = b->t.launch;

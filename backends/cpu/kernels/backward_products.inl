@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The products of backward. Keys stand still in lanes, in panels, and rows come by as items, in
- * chunks:
- *     S[item][lane] = Y[item][word] * X[word][lane]     and dP likewise
- *     A[d][lane]   += W[d][item] * P[item][lane]        dK and dV
- *     D[item][d]    = P[item][word] * Z[word][d]        dQ, words of keys: the first product again
- * X and A lie as Q and O do in forward, Y as packed K, W as packed V. Z is K with a panel of
- * elements in lanes.
+ * The products of backward. Keys stay in lanes, in panels, and rows come as items, in chunks:
+ * S[item][lane] = Y[item][word] * X[word][lane] and dP likewise A[d][lane] += W[d][item] *
+ * P[item][lane] dK and dV D[item][d] = P[item][word] * Z[word][d] dQ, words of keys: the first
+ * product again X and A lie as Q and O do in forward, Y as packed K, W as packed V. Z is K with a
+ * panel of elements in lanes.
  */
 
-/* What stands for a row that is not there. */
+/* Stands for a missing row. */
 static const char zero_row[256 * sizeof(float)];
 
-/* Words from one item to the next in dS of all lanes: more than they are keeps the rows of a
- * register block out of each other's cache sets. */
+/* Words from one item to the next in dS of all lanes. The padding keeps the rows of a register
+ * block out of each other's cache sets. */
 INLINE size_t ds_pitch(size_t lanes) { return WORD_OF(lanes) + 16; }
 
-/* VL elements as the first product takes them. */
+/* Stores VL elements in the form that the first product takes. */
 INLINE void store_operands(float *out, vf x) {
 #if PAIRS && VL == 16 && defined(__AVX512BF16__)
     const __m256i words = (__m256i)_mm512_cvtneps_pbh((__m512)x);
@@ -54,7 +52,8 @@ static void pack_pairs_of_keys(const job_memory *m, uint32_t dtype, int32_t head
     }
 }
 
-/* Rows as the left operand of the first product. Items up to a whole group are there. */
+/* Packs rows as the left operand of the first product, with padding up to a whole group of
+ * items. */
 static void pack_rows(const job_memory *m, uint32_t dtype, int32_t head_dim,
                       const char *const *rows, int32_t items, float *packed) {
     for (int32_t i = 0; i < round_up(items, GROUP); i++) {
@@ -73,7 +72,7 @@ static void pack_columns(const job_memory *m, int32_t head_dim, const char *cons
     pack_value_rows(m, head_dim, rows, round_up(items, GROUP), packed);
 }
 
-/* 32 items against the panel. */
+/* Multiplies 32 items with the panel. */
 INLINE void score_tiles(const float *y, size_t y_pitch, const float *x, int32_t words, float *s) {
     TILE_STATE;
     const size_t pitch = y_pitch * sizeof(float);

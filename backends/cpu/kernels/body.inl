@@ -3,17 +3,16 @@
  * Fused forward attention of one job: the one body that every instruction set compiles. The
  * including file defines
  *
- *     KERNEL(x)  the name of function x for this instruction set
- *     VL, NV     floats in a vector; vectors in a panel of query rows
- *     KB, DB     keys and value elements in the register blocks of the two products (DB divides 8)
- *     PAIRS      1 when products take pairs of bf16 (DOT(acc, a, b)), 0 when they take floats
- *     TILES      1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS
- *     ONE_ROW(x) perhaps: the name of function x of the kernel that does jobs of one row of bf16
+ * KERNEL(x) the name of function x for this instruction set VL, NV floats in a vector; vectors in a
+ * panel of query rows KB, DB keys and value elements in the register blocks of the two products (DB
+ * divides 8) PAIRS 1 when products take pairs of bf16 (DOT(acc, a, b)), 0 when they take floats
+ * TILES 1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS ONE_ROW(x) optional: the name
+ * of function x of the kernel that does jobs of one row of bf16
  *
  * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row],
- * O[element][row]. Softmax is then vertical, without any reduction across lanes. K and V of a batch
- * of chunks are packed once and serve all panels of the tile, one after the other: Q, O and S of a
- * panel then stay in the first-level cache while the packed K and V stream past from the second.
+ * O[element][row]. The softmax then runs down each lane and needs no reduction across lanes. K and
+ * V of a batch of chunks are packed once and serve all panels of the tile, one after the other. Q,
+ * O and S of a panel stay in the first-level cache, while packed K and V stream in from the second.
  */
 #include "chunk.h"
 #include "kernel.h"
@@ -26,7 +25,7 @@
 #define CHUNK (TILES ? 128 : 64) /* keys */
 #endif
 #ifndef ROWS
-#define ROWS (TILES ? 512 : 256) /* of a tile, which share packed K and V */
+#define ROWS (TILES ? 512 : 256) /* rows of a tile, which share packed K and V */
 #endif
 /* Chunks of a batch. Panels work on one batch while the next is packed; both stay in the
  * second-level cache. */
@@ -51,8 +50,8 @@
 #define S_BUFFERS 1
 #endif
 
-/* A panel takes at least so many steps for a chunk; each prefetches a few rows of the next batch.
- */
+/* The fewest steps of a panel's products with a chunk. Each prefetches a few rows of the next
+ * batch. */
 #define STEPS 16
 
 static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
@@ -119,7 +118,7 @@ INLINE void load_row(uint32_t dtype, const void *source, int32_t n, float *out) 
     }
 }
 
-/* What the scale of a row of K or V is multiplied by, for codes as vector.h gives them. */
+/* The factor for the scale of a row of K or V that makes up for how vector.h converts codes. */
 INLINE float code_scale(uint32_t kv_dtype) {
     return kv_dtype == TESS_F8E4M3 ? CODE_SCALE_E4M3 : 1.0f;
 }
@@ -156,8 +155,8 @@ INLINE void load_key_row(uint32_t kv_dtype, const char *source, const char *scal
 }
 #endif
 
-/* Elements of rows of Q, K and V as the products take them: floats, or the caller's bf16 as they
- * are. */
+/* Loads elements of Q, K and V in the form that the products take: floats, or the caller's bf16
+ * unchanged. */
 INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, float *out) {
 #if PAIRS
     (void)dtype;
@@ -167,12 +166,12 @@ INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, flo
 #endif
 }
 
-/* Where the caller's rows of a chunk are, for jobs of a few rows. */
+/* The addresses of a chunk's rows in the caller's tensors, for jobs of a few rows. */
 typedef struct direct_rows {
     const char *k[CHUNK], *v[CHUNK];
-    float k_scale[CHUNK], v_scale[CHUNK]; /* of rows of codes, those of E4M3 in their units */
-    /* with tiles: bit n tells that the rows of K, and of V, from key 16 * n on are equally far
-     * apart */
+    float k_scale[CHUNK], v_scale[CHUNK]; /* of codes; those of E4M3 include code_scale() */
+    /* with tiles: bit n is set if the 16 rows from key 16 * n on are equally far apart, in K and in
+     * V */
     uint32_t in_step;
 } direct_rows;
 
@@ -186,25 +185,25 @@ typedef struct task {
     int64_t k_stride, v_stride; /* bytes from one token to the next */
     int64_t k_scale_stride, v_scale_stride;
     float scale_log2; /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
-    /* of jobs of a few rows: the keys at hand, and room for those and the next ones */
+    /* for jobs of a few rows: the current chunk, and room for it and the next one */
     const cpu_chunk *chunk;
     cpu_chunk chunks[2];
     direct_rows direct[2];
-    const direct_rows *located; /* of the keys at hand */
+    const direct_rows *located; /* of the current chunk */
     float *sums, *folds;        /* parts of row_sum, and of scores, in lanes */
     /* with tiles: P as an operand, and units of the digits of Q and of P */
     float *weights, *q_unit, *weight_unit;
     cpu_walk walk;
-    int32_t turn, more; /* which of the two is at hand; whether the other one comes next */
+    int32_t turn, more; /* which of the two is current; whether there is a next one */
     struct direct_turns *turns;
     cpu_panel_rows panel;
-    /* rows of K and V that will be packed next */
+    /* the rows of K and V that are packed next */
     const char *to_prefetch[2 * (BATCH + 1) * CHUNK];
     int32_t n_prefetched, n_to_prefetch, prefetch_per_step;
-    uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
+    uint8_t o_started[ROWS / PANEL]; /* whether O of a panel has been written */
 } task;
 
-/* The line that is prefetched next, the lines that are left of its row, and the row after it. With
+/* The position of prefetching: the next line, the lines left of its row, and the row after it. With
  * tiles: also how many lines were prefetched, and the rest of the segment. */
 typedef struct direct_ahead {
     const char *line;
@@ -215,28 +214,28 @@ typedef struct direct_ahead {
     int32_t rows, row_lines;
 } direct_ahead;
 
-/* What was listed at some time. */
+/* How much was listed at some point. */
 typedef struct direct_mark {
     uint32_t rows, lines;
 } direct_mark;
 
-/* Rows of K or V that are equally far apart, and their lines. */
+/* Rows of K or V that are equally far apart, and the cache lines of each. */
 typedef struct direct_segment {
     const char *row;
     int64_t stride;
     int32_t rows, lines;
 } direct_segment;
 
-/* Jobs of a few rows that take turns, those that have keys at hand, and the rows of K and V of the
- * chunks at hand and of the next ones. */
+/* Jobs of a few rows that take turns on a thread, those of them that have a chunk, and a list of
+ * rows of K and V to prefetch, of the current chunks and the next ones. */
 enum { LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK, LISTED_SEGMENTS = 512 };
 typedef struct direct_turns {
-    int32_t n, n_ready, keys; /* keys: of the longest chunk at hand */
+    int32_t n, n_ready, keys; /* keys: of the longest current chunk */
     int32_t row_lines, value_keys;
     uint32_t listed, listed_lines; /* rows (with tiles: segments) and lines so far */
     direct_ahead ahead;
     int in_pairs;        /* with tiles: V as bf16 is interleaved */
-    const task *pending; /* with tiles: whose scores are still to be stored, and of which keys */
+    const task *pending; /* with tiles: the task and keys whose scores are not stored yet */
     int32_t pending_key, pending_c;
     task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];
 #if TILES
@@ -244,20 +243,20 @@ typedef struct direct_turns {
 #else
     const char *row[LISTED_ROWS]; /* a ring */
 #endif
-    /* bytes of bf16 that codes stand for (direct_codes.inl) */
+    /* low and high bytes of each code's bf16 number (direct_codes.inl) */
     uint8_t code_low[128] __attribute__((aligned(64))), code_high[128];
 } direct_turns;
 
-/* Chunks that panels work on in one go, and where they are packed. */
+/* Chunks that a panel multiplies in one go, and where they are packed. */
 typedef struct key_batch {
     int32_t chunks;
     float *k, *v;
     cpu_chunk chunk[BATCH];
 } key_batch;
 
-/* What a job keeps besides its arrays, and what others keep that take turns with it. It lies in the
- * scratch memory too: the thread that calls tess_run is one of the workers, and its stack may be
- * small. */
+/* The state of a job besides its arrays, and that of others that take turns with it. It lies in
+ * scratch memory, too, because the thread that calls tess_run is one of the workers, and its stack
+ * may be small. */
 typedef struct state {
     task task, others[CPU_JOBS_AT_ONCE - 1];
     direct_turns turns;
@@ -275,12 +274,12 @@ size_t KERNEL(scratch)(int32_t head_dim) {
     return bytes;
 }
 
-/* What a panel has to do in one chunk of the batch. */
+/* A panel's work in one chunk of the batch. */
 typedef struct panel_chunk {
     int32_t row; /* the panel's first */
     const cpu_chunk *chunk;
     cpu_span span;
-    const float *k, *v; /* packed, or without tiles the caller's rows where they lie */
+    const float *k, *v; /* packed, or (without tiles) the caller's rows in place */
     float *s;
     int64_t k_pitch, v_pitch; /* words from one key to the next */
     int packed;               /* whether K and V are packed: strides of the caller may be any */
@@ -297,8 +296,8 @@ INLINE char *tensor_base(const tess_tensor *x) {
     return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset);
 }
 
-/* Prefetches rows of Q, or rows of O to write: each lies in a page of its own, where no hardware
- * prefetcher goes. */
+/* Prefetches rows of Q, or rows of O to write. Each may lie in a page of its own, and hardware
+ * prefetchers do not cross pages. */
 INLINE void prefetch_rows(const task *t, const tess_tensor *x, int32_t first, int32_t count,
                           const int to_write) {
     const int32_t end = first + count < t->rows ? first + count : t->rows;
@@ -326,7 +325,7 @@ static void pack_queries(task *t, int32_t first) {
         for (int32_t i = 0; i < VL; i++) {
             float *row = m->rows + (size_t)i * padded;
             source[i] = (const char *)row;
-            /* neither padding nor conversion: the caller's row is transposed where it is */
+            /* no padding and no conversion: transpose the caller's row in place */
             if (whole) {
                 source[i] =
                     tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
@@ -397,9 +396,9 @@ static void panel_bounds(task *t, int32_t first) {
 }
 
 /*
- * Packing pays when many panels read what is packed. For few of them, floats are multiplied where
- * they lie. This takes whole groups of keys whose rows are equally far apart; bits do not depend on
- * it.
+ * Whether the products read a chunk in place. Packing only pays when many panels read what is
+ * packed. Reading in place takes floats, and whole groups of keys whose rows are equally far apart.
+ * Results have the same bits either way.
  */
 enum { IN_PLACE_ROWS = 2 * PANEL };
 INLINE int in_place(const task *t, const cpu_chunk *chunk) {
@@ -408,9 +407,9 @@ INLINE int in_place(const task *t, const cpu_chunk *chunk) {
 }
 
 /*
- * Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor
- * waits for few lines at a time. So the rows of the next batch are prefetched one by one, between
- * the steps of a panel's products, where they keep no other load waiting.
+ * The caller's rows are often pages apart. Hardware prefetchers do not follow there, and a core has
+ * few cache misses in flight. So the rows of the next batch are prefetched one by one between the
+ * steps of a panel's products, where they delay no other load.
  */
 static void list_prefetches(task *t, const cpu_chunk *chunk) {
     for (int32_t i = 0; i < chunk->n_runs; i++) {
@@ -432,7 +431,7 @@ INLINE void prefetch_some(task *t) {
 
 /* ------------------------------------------------------------------ softmax */
 
-/* Replaces the scores of (row, key) pairs that must not count by -inf. */
+/* Sets the scores of masked (row, key) pairs to -inf. */
 static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row,
                                                   const panel_chunk *x) {
     const job_memory *m = &t->m;
@@ -459,14 +458,14 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
     }
 }
 
-/* Lanes whose largest score is more than 8 above row_max, in exponents of 2. A score of infinity
- * over one of infinity is none of them. */
+/* Lanes whose largest score exceeds row_max by more than 8 in the exponent of 2. Infinity does not
+ * exceed infinity. */
 INLINE vi exceeds_max(const task *t, vf s_max, vf row_max) {
     return (vi)((s_max - row_max) * t->scale_log2 > 8.0f);
 }
 
-/* Raises row_max of the lanes that it is too low for, and rescales their O and row_sum. Other lanes
- * get the factor 1, so a lane's bits do not depend on its neighbours. */
+/* Raises row_max of lanes where it is too low, and rescales their O and row_sum. Other lanes get
+ * the factor 1, so a lane's bits do not depend on its neighbours. */
 static __attribute__((noinline)) void rescale_lanes(const task *t, int32_t first_row, int32_t lane,
                                                     vf s_max) {
     const job_memory *m = &t->m;
@@ -482,9 +481,9 @@ static __attribute__((noinline)) void rescale_lanes(const task *t, int32_t first
 }
 
 /*
- * Brings row_max up to the scores of a chunk, and gives the bias that is subtracted from each of
- * them. row_max follows the largest score only when the exponentials would exceed 2^8: that bounds
- * them, and makes the extra pass over O rare.
+ * Updates row_max for the scores of a chunk, and returns the bias to subtract from each of them.
+ * row_max rises only when exponentials would exceed 2^8: they stay bounded, and the extra pass over
+ * O is rare.
  */
 INLINE void update_row_max(const task *t, int32_t first_row, const vf *s_max, vf *bias,
                            const int nv) {
@@ -502,9 +501,9 @@ INLINE void max_scores(const float *s, int32_t from, int32_t to, vf *s_max, cons
     for (int v = 0; v < nv; v++) s_max[v] = vmax(vload(s + (size_t)key * PANEL + v * VL), s_max[v]);
 }
 
-/* Turns scores of the keys [from, to) into 2^(scale_log2 * (s - bias)) in place and adds them up;
- * the difference comes first, since it is exact where it matters, however large the scores are. For
- * a second product on pairs, words of two keys replace the scores. */
+/* Turns the scores of keys [from, to) into 2^(scale_log2 * (s - bias)) in place and adds them up.
+ * It subtracts before it multiplies: the difference is exact where it matters, however large the
+ * scores are. If the second product takes pairs, words of two keys replace the scores. */
 INLINE void exp_scores(float *s, int32_t from, int32_t to, vf scale_log2, const vf *bias, vf *sum,
                        const int nv) {
 #if PAIRS
@@ -527,13 +526,12 @@ INLINE void exp_scores(float *s, int32_t from, int32_t to, vf scale_log2, const 
 #endif
 }
 
-/* The end of the keys that the exponentials and the second product cover: past the end of the span,
- * scores become -inf. */
+/* Where exponentials and the second product end. Scores past the end of the span become -inf. */
 INLINE int32_t padded_end(const panel_chunk *x) {
     return round_up(x->span.end, TILES ? GROUP : 1 + PAIRS);
 }
 
-/* Masks a chunk whose scores are there; s_max holds the largest of them before and after. */
+/* Masks the scores of a chunk, and updates s_max, the largest of them. */
 static __attribute__((noinline)) void mask_panel_chunk(const task *t, int32_t first_row,
                                                        const panel_chunk *x, vf *s_max) {
     if (x->span.masked) mask_scores(t, first_row, x);
@@ -543,15 +541,15 @@ static __attribute__((noinline)) void mask_panel_chunk(const task *t, int32_t fi
     max_scores(x->s, x->span.first, x->span.end, s_max, NV);
 }
 
-/* One panel against the chunks of a batch, and what its last chunk overlaps with. */
+/* One panel and the chunks of a batch, and what its last chunk overlaps with. */
 typedef struct panel_work {
     const panel_chunk *chunk;
     int32_t n;
-    /* the scores of the first chunk are there, and the largest of them, because it was `after` of
-     * the panel before */
+    /* scores and first_max of the first chunk are computed already: it was `after` of the panel
+     * before */
     int32_t started;
     const panel_chunk *after; /* the first chunk of the next panel, or NULL */
-    vf *first_max;            /* largest scores of a chunk that is started */
+    vf *first_max;            /* largest scores of a chunk computed ahead */
 } panel_work;
 
 #if TILES
@@ -567,7 +565,7 @@ static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w
     attend(t, w, 1);
 }
 
-/* Where a panel finds K and V of chunk c of a batch. */
+/* Finds K and V of chunk c of a batch for a panel. */
 INLINE void find_keys(const task *t, const key_batch *b, int32_t c, panel_chunk *x) {
     const job_memory *m = &t->m;
     const cpu_run *run = &x->chunk->run[0];
@@ -585,8 +583,8 @@ INLINE void find_keys(const task *t, const key_batch *b, int32_t c, panel_chunk 
     x->v_pitch = DB;
 }
 
-/* The chunks of a batch that a panel works on: some row keeps a key of them. Score buffers are
- * taken in turn, also from one panel to the next. */
+/* Lists the chunks of a batch in which some row of the panel keeps a key. Score buffers alternate,
+ * also from one panel to the next. */
 static int32_t list_panel_chunks(task *t, int32_t first_row, const key_batch *b, panel_chunk *list,
                                  int32_t *s_buffer) {
     const job_memory *m = &t->m;
@@ -648,7 +646,7 @@ static void list_batch_prefetches(task *t, const key_batch *b) {
     for (int32_t c = 0; c < b->chunks; c++) list_prefetches(t, &b->chunk[c]);
 }
 
-/* Those of a job's first chunk that is multiplied where it lies: K is wanted at once, V later. */
+/* Prefetches a job's first chunk that is read in place: K is needed at once, V later. */
 static void list_first_prefetches(task *t, const cpu_run *run) {
     for (int32_t key = 0; key < run->count; key++)
         t->to_prefetch[t->n_to_prefetch++] = run->k + key * t->k_stride;
@@ -656,7 +654,7 @@ static void list_first_prefetches(task *t, const cpu_run *run) {
         t->to_prefetch[t->n_to_prefetch++] = run->v + key * t->v_stride;
 }
 
-/* What comes before the first panel: Q of all panels, K and V of the first batch, no output. */
+/* Prepares the first panel: packs Q of all panels, and K and V of the first batch. */
 static void begin_panels(task *t, key_batch *first, int32_t lanes) {
     const job_memory *m = &t->m;
     t->n_prefetched = t->n_to_prefetch = 0;
@@ -681,7 +679,7 @@ static void begin_panels(task *t, key_batch *first, int32_t lanes) {
     for (int32_t c = 0; c < first->chunks; c++) pack_chunk(t, first, c);
 }
 
-/* All panels against one batch; the next one is packed between them. */
+/* Runs all panels on one batch, and packs the next batch between them. */
 static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t panels) {
     int32_t packed = 0, s_buffer = 0;
     panel_chunk list[2][BATCH];
@@ -701,7 +699,7 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
             panel + 1 < panels ? list_panel_chunks(t, first + PANEL, now, after, &s_buffer) : 0;
         w.after = n_after > 0 && w.n > 0 ? after : NULL;
         if (w.n > 0) {
-            /* Panels that overlap are of one width. */
+            /* overlapping panels must have one width */
             if ((S_BUFFERS > 1 ? t->rows : t->rows - first) <= VL)
                 attend_narrow(t, &w);
             else
@@ -709,11 +707,11 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
         }
         for (; packed < to; packed++) pack_chunk(t, next, packed);
     }
-    t->n_prefetched = t->n_to_prefetch = 0; /* what is left is wanted now */
+    t->n_prefetched = t->n_to_prefetch = 0; /* too late to prefetch the rest: it is needed now */
 }
 
-/* Jobs of few rows that read the same keys of their kv heads take turns. Bit n of the result tells
- * that job n is not done: it wants V in pairs. */
+/* Runs jobs of few rows that read the same keys of different kv heads, in turns. Bit n of the
+ * result is set if job n has to be done again with V in pairs. */
 static uint32_t direct_run(state *s, const tess_launch *launch, const tess_job *jobs,
                            uint32_t count, uint64_t apart, int in_pairs) {
     direct_turns *turns = &s->turns;
@@ -756,7 +754,7 @@ static void panel_job(state *s, const tess_launch *launch, const tess_job *job) 
     }
     const int32_t lanes = round_up(t->rows, PANEL);
     key_batch *now = &s->batches[0], *next = &s->batches[1];
-    int32_t limit = 1; /* the first batches are short: nothing hides the wait for their rows */
+    int32_t limit = 1; /* start with short batches: nothing hides the latency of their rows */
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
     prefetch_rows(t, &launch->tensor[TESS_ROLE_Q], 0, 2 * PANEL, 0);

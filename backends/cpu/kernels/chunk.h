@@ -18,7 +18,7 @@ typedef struct cpu_run {
     int32_t masked;
     uint32_t kept;                 /* masked: which query blocks keep it (cpu_walk_kept) */
     const char *k, *v;             /* the first key's rows */
-    const char *k_scale, *v_scale; /* of K and V of 8 bits: likewise */
+    const char *k_scale, *v_scale; /* with 8-bit K and V: their scales */
 } cpu_run;
 
 typedef struct cpu_chunk {
@@ -32,7 +32,7 @@ typedef struct cpu_keys {
     uint64_t k, v;             /* address of token 0, or of token 0 of page 0 */
     uint64_t k_token, v_token; /* bytes */
     uint64_t k_page, v_page;   /* likewise */
-    /* The same of the scales, if there are some. */
+    /* The same for the scales, if `scaled`. */
     int scaled;
     uint64_t k_scale, v_scale, k_scale_token, v_scale_token, k_scale_page, v_scale_page;
     const int32_t *table;   /* the sequence's pages; NULL: contiguous */
@@ -102,8 +102,8 @@ static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const te
     keys->v_scale = cpu_first_row(v_scale, batch, first, head, scale_size);
 }
 
-/* Finds the rows of `count` keys from token t of a block on, or of as many of them as lie together,
- * and returns how many these are. r->k is NULL where they are absent. */
+/* Finds the rows of up to `count` keys from token t of a block on that lie together, and returns
+ * how many these are. r->k is NULL if their page is absent. */
 static inline int32_t cpu_keys_find(const cpu_keys *keys, int64_t block, int64_t t, int32_t count,
                                     cpu_run *r) {
     uint64_t at = (uint64_t)t, page = 0;
@@ -190,8 +190,7 @@ static inline int cpu_walk_next(cpu_walk *w, cpu_chunk *chunk, int32_t limit) {
     return chunk->keys > 0;
 }
 
-/* What the rows of one panel have in common, to decide about whole runs. Bounds are inclusive
- * token positions. */
+/* Bounds of a panel's rows, to decide about whole runs. They are inclusive token positions. */
 typedef struct cpu_panel_rows {
     uint32_t blocks;                /* bit n: some row lies in query block i_first + n */
     int32_t causal_min, causal_max; /* causal bound of the rows */
@@ -199,17 +198,17 @@ typedef struct cpu_panel_rows {
     int32_t high_min, high_max;     /* window and causal */
 } cpu_panel_rows;
 
-/* The part of a chunk that a panel works on: keys [first, end), masked if some (row, key) of it
- * must not count. Empty if no row keeps any key. */
+/* The part of a chunk that a panel multiplies: keys [first, end). It is masked if some row does not
+ * keep some key of it, and empty if no row keeps any. */
 typedef struct cpu_span {
     int32_t first, end, masked;
 } cpu_span;
 
-/* `sinks`: keys below it are bounded by the causal order alone. */
+/* Only the causal order bounds keys below `sinks`. */
 static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_rows *r,
                                       int32_t sinks) {
     cpu_span s = {0, 0, 0};
-    /* a run that was skipped lies between first and the next one that is not */
+    /* nonzero: a skipped run lies behind the span so far */
     int32_t gap = 0;
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs of a few rows (decoding): lanes over rows would stay empty and packing would cost more than
- * the products, so K and V are read in place, once. Lanes run over elements in both products and
- * over keys in the softmax.
+ * Jobs of a few rows (decoding). Lanes over rows would stay empty, and packing would cost more than
+ * the products. So K and V are read once, in place, and lanes run over elements in both products
+ * and over keys in the softmax.
  */
 
 /* Rows that a product takes at once. */
 #define DIRECT_ROWS CPU_FEW_ROWS
 /*
- * Rows of such a job at most. Beyond DIRECT_ROWS vectors take them in groups of as many, which read
- * K and V of a few keys one after the other. A group pays for adding up sums key by key, which is
- * much beside short rows, and it would convert codes once more. Tiles of bf16 have room for sixteen
- * rows.
+ * Most rows of such a job. More than DIRECT_ROWS are taken in groups of DIRECT_ROWS, which read K
+ * and V of a few keys one after the other. Each group adds up sums key by key, which costs much
+ * with short rows, and would convert codes once more. Tiles of bf16 have room for sixteen rows.
  */
 enum { DIRECT_MOST = TILES ? 16 : 12 };
 INLINE int32_t direct_most(const tess_launch *l) {
@@ -19,8 +18,8 @@ INLINE int32_t direct_most(const tess_launch *l) {
     if (TILES || l->head_dim >= 96) return DIRECT_MOST;
     return VL == 16 ? 8 : DIRECT_ROWS;
 }
-/* Most keys whose scores are summed together, and vectors of O of a row that are kept in registers:
- * enough sums to hide how long a product takes. */
+/* Most keys whose scores are summed together, and vectors of a row's O that are kept in registers:
+ * enough independent sums to hide the latency of a multiply-add. */
 #if VL == 16 || defined(__aarch64__)
 #define DIRECT_KEYS 4
 #else
@@ -32,7 +31,7 @@ INLINE int32_t direct_most(const tess_launch *l) {
 #define DIRECT_SPAN 2
 #endif
 
-/* Rows of a job with those of zeros that complete its groups. */
+/* Rows of a job, including rows of zeros that complete its groups. */
 INLINE int32_t direct_lanes(const task *t) { return round_up(t->rows, DIRECT_ROWS); }
 
 /* Stands for V of a key that is not there. */
@@ -47,7 +46,7 @@ enum { TURN_KEYS = VL, TASK_FLOATS = DIRECT_ROWS * (CHUNK + FOLDS * VL + VL) };
 _Static_assert(DIRECT_MOST / DIRECT_ROWS * TASK_FLOATS <= 2 * BATCH * CHUNK * 32, "room");
 #endif
 
-/* Scores of row r that must not count become -inf. */
+/* Sets masked scores of row r to -inf. */
 static void direct_mask(const task *t, int32_t r) {
     const job_memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
@@ -66,7 +65,7 @@ static void direct_mask(const task *t, int32_t r) {
     for (int32_t key = t->chunk->keys; key < CHUNK; key++) s[key] = -INFINITY;
 }
 
-/* Raises row_max of row r where a score of the chunk is far above it. */
+/* Raises row_max of row r if a score of the chunk is far above it. */
 static __attribute__((noinline)) void direct_raise(const task *t, int32_t r, vf s_max) {
     const job_memory *m = &t->m;
     float next = -INFINITY;
@@ -79,8 +78,8 @@ static __attribute__((noinline)) void direct_raise(const task *t, int32_t r, vf 
     m->row_max[r] = next;
 }
 
-/* Turns the scores of row r into weights. Their sums stay in lanes until the job ends. Codes of V
- * take the scale of their row into the weight. */
+/* Turns the scores of row r into P. Its sums stay in lanes until the job ends. With codes, the
+ * scale of a row of V is multiplied into P. */
 INLINE void direct_softmax(const task *t, const uint32_t dtype, int32_t r) {
     const job_memory *m = &t->m;
     const vf scale_log2 = vset(t->scale_log2);
@@ -133,10 +132,10 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
         for (int32_t i = 0; i < count; i++) rows->v[at + i] = v + i * v_stride;
         if (t->launch->kv_dtype >= TESS_F8E4M3) direct_scales(t, run, rows);
     }
-    /* The last turn's keys are completed with any key; its scores are replaced by -inf. */
+    /* Fill up the last keys with any key: their scores become -inf. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, TURN_KEYS); key++)
         rows->k[key] = rows->k[0];
-        /* Keys whose weight is 0, and whose V must not make that NaN. */
+        /* Keys with P = 0, whose V must not turn that into NaN. */
 #if TILES
     const int32_t end = round_up(chunk->keys, tile_keys(t->launch->kv_dtype));
 #else
@@ -155,8 +154,8 @@ static void direct_advance(task *t) {
     t->turn ^= 1;
 }
 
-/* The chunks at hand of all tasks that have one, for a fixed number of rows and one storage type.
- * Tasks take turns every few keys: their rows mostly lie side by side. */
+/* Runs the current chunks of all tasks that have one, for a fixed number of rows and one storage
+ * type. Tasks take turns every few keys, because their rows mostly lie side by side. */
 INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int rows) {
     const int32_t n_ready = turns->n_ready, keys = round_up(turns->keys, TURN_KEYS);
     const int32_t at_once = direct_keys(dtype), lanes = rows > 1 ? direct_lanes(turns->task[0]) : 1;
@@ -185,7 +184,8 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
         }
 }
 
-/* For each type of K and V; rows of zeros complete the number of rows of what is compiled. */
+/* Selects the instance for a type of K and V. Rows of zeros complete the number of rows that it is
+ * compiled for. */
 #define DIRECT_CHUNKS(dtype) \
     !TILES &&one ? direct_chunks(turns, dtype, 1) : direct_chunks(turns, dtype, DIRECT_ROWS)
 static __attribute__((noinline)) void direct_bf16(direct_turns *turns, int one) {
@@ -223,8 +223,8 @@ static void direct_step(direct_turns *turns) {
     }
 }
 
-/* Gives job number n of those that take turns its part of the arrays, which hold many rows. Packed
- * K, which these jobs do not have, leaves room for what the softmax needs. */
+/* Gives the n-th job that takes turns its part of the arrays, which are large enough for many rows.
+ * These jobs do not pack K, so its array holds what the softmax needs. */
 static void direct_place(task *t, int32_t n) {
     /* K of head_dim 8 has the shortest rows */
     _Static_assert(CPU_JOBS_AT_ONCE * TASK_FLOATS <= 2 * BATCH * CHUNK * (TILES ? 16 : 32), "room");
@@ -264,7 +264,8 @@ static void direct_begin(task *t, int32_t n) {
     direct_advance(t);
 }
 
-/* A row of O in order: words of four, where the products leave them together. */
+/* Restores the order of elements of a row of O, four at a time where the products leave four
+ * together. */
 static void direct_order(const task *t, const float *o) {
     const uint32_t dtype = t->launch->kv_dtype;
     if (dtype == TESS_BF16 && (TILES || !DIRECT_PAIRS)) {
@@ -287,7 +288,7 @@ static void direct_end(task *t) {
         float *o = m->o + (size_t)r * m->o_elements, sum = 0.0f;
         for (int i = 0; i < VL; i++) sum += t->sums[r * VL + i];
         m->row_sum[r] = sum;
-        /* Without keys O is 0, and so is what it is divided by. */
+        /* A row without keys has O = 0 and row_sum = 0: divide by 1. */
         const vf by = vset(sum == 0.0f ? 1.0f : sum);
         for (int32_t d = 0; d < m->o_elements; d += VL)
             vstore(o + d, sum == 0.0f ? vset(0.0f) : vload(o + d) / by);
@@ -296,7 +297,7 @@ static void direct_end(task *t) {
     }
 }
 
-/* Tasks that have a chunk take it as the one at hand, and look for the next one. */
+/* Makes the next chunk of each task the current one, and finds the one after it. */
 static void direct_ready(direct_turns *turns) {
     turns->n_ready = turns->keys = 0;
     for (int32_t n = 0; n < turns->n; n++) {
@@ -310,7 +311,7 @@ static void direct_ready(direct_turns *turns) {
     }
 }
 
-/* All tasks, a chunk of each at a time. */
+/* Runs all tasks, a chunk of each at a time. */
 static void direct_rounds(direct_turns *turns) {
     const task *any = turns->task[0];
     const int32_t row_bytes = any->head_dim * (int32_t)any->kv_esize;

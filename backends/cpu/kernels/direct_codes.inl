@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Codes of 8 bits as words of two bf16, for dot products of such words. Every code is a bf16
- * number. A table of 128 entries has the two bytes of each: what the low 7 bits of an E4M3 code or
- * the size of an int8 stand for. The sign comes from the code.
+ * 8-bit codes as words of two bf16, for dot products of such words. bf16 holds the number of every
+ * code exactly. A table has the two bytes of 128 numbers, for the low 7 bits of an E4M3 code or the
+ * magnitude of an int8. The sign comes from the code.
  */
 
 /* The table of a storage type; entry 0 of int8 is that of -128. */
@@ -19,9 +19,9 @@ static void direct_fill_table(direct_turns *turns, uint32_t dtype) {
 }
 
 #if VL == 16
-/* The entries of a table of bytes that the low 7 bits of the indexes name; those whose bit is
- * missing in `mask` are 0. Part of AVX-512 VBMI, which not all processors with AVX-512 BF16 have:
- * the kernel takes codes only where it is there. */
+/* Looks up the low 7 bits of each index in a table of bytes; bytes without a bit in `mask` become
+ * 0. This needs AVX-512 VBMI, which not all processors with AVX-512 BF16 have, so the kernel takes
+ * codes only where it is present. */
 INLINE __m512i direct_look_up(const uint8_t *table, __m512i index, __mmask64 mask) {
     const __m512i low = _mm512_load_si512(table), high = _mm512_load_si512(table + 64);
     __asm__("vpermi2b %2, %1, %0 %{%3%}%{z%}" : "+v"(index) : "v"(low), "v"(high), "Yk"(mask));
@@ -37,14 +37,14 @@ INLINE void direct_words_of(const direct_turns *turns, const uint32_t dtype, __m
                   high =
                       direct_look_up(turns->code_high, size,
                                      dtype == TESS_I8 ? _mm512_test_epi8_mask(codes, codes) : all),
-                  /* the sign bit of the code, the rest of the table */
+                  /* the sign bit from the code, the rest from the table */
         top = _mm512_ternarylogic_epi32(codes, high, _mm512_set1_epi8(-128), 0xec);
     out[0] = (vf)_mm512_unpacklo_epi8(low, top);
     out[1] = (vf)_mm512_unpackhi_epi8(low, top);
 }
 
 #else
-/* What a code of E4M3 stands for. */
+/* The bf16 number of an E4M3 code. */
 INLINE uint16_t direct_word_of(const direct_turns *turns, uint8_t code) {
     const uint32_t sign = code & 0x80u, n = code & 0x7fu;
     return (uint16_t)((turns->code_high[n] | sign) << 8 | turns->code_low[n]);

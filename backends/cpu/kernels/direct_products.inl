@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two products of a few rows, on rows of K and V where they lie. Lanes run over elements. What
- * is loaded from a row serves all rows of Q at once, so VKEEP holds it in a register: gcc would
- * load it again for each of them, and loads would then take longer than the products.
+ * The two products of a few rows, on rows of K and V in place. Lanes run over elements. A load from
+ * K or V serves all rows of Q, so VKEEP holds it in a register: gcc would load it again for each
+ * row, and loads would then take longer than the products.
  *
- * Elements are taken in steps. A step of bf16 is a vector of words of two elements. Where there are
- * dot products of such words it stays as it is. Elsewhere its even elements become one vector of
- * floats and its odd ones another, with one operation each. Q and O lie in that order too.
+ * Elements are taken in steps. A step of bf16 is a vector of words of two elements. It stays so
+ * where the processor has dot products of such words. Elsewhere its even elements become one vector
+ * of floats and its odd ones another, with one operation each. Q and O have that order, too.
  */
 
 enum {
@@ -28,7 +28,7 @@ INLINE vf direct_dot(vf acc, vf a, vf b) {
 INLINE vf direct_dot(vf acc, vf a, vf b) { return a * b + acc; }
 #endif
 
-/* Elements of a step, vectors of Q that it meets, and vectors of O. */
+/* Elements of a step, the vectors of Q that it is multiplied with, and its vectors of O. */
 INLINE int32_t step_elements(const uint32_t dtype) {
     if (DIRECT_PAIRS && dtype >= TESS_F8E4M3) return 4 * VL;
     return dtype == TESS_BF16 ? 2 * VL : VL;
@@ -42,9 +42,9 @@ INLINE int step_outputs(const uint32_t dtype) { return step_elements(dtype) / VL
 #include "direct_codes.inl"
 #endif
 
-/* The first `words` words of a vector; the others are zero and not read. A copy by way of the stack
- * would cost more than the products: loads wait there until shorter stores have reached the
- * cache. */
+/* Loads the first `words` words of a vector; the others are zero and not read. A copy through the
+ * stack would cost more than the products, because a load waits there until shorter stores have
+ * reached the cache. */
 INLINE vf load_some(const char *at, int32_t words) {
 #if VL == 16 && defined(__AVX512F__)
     return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << words) - 1), at);
@@ -58,7 +58,7 @@ INLINE vf load_some(const char *at, int32_t words) {
 #endif
 }
 
-/* A vector of f16 or of codes as floats; the last one of a row may be half a vector. */
+/* Loads a vector of f16 or of codes as floats. The last one of a row may be half a vector. */
 INLINE vf load_converted(const uint32_t dtype, const char *at, const int whole) {
 #if VL == 16 && defined(__AVX512F__)
     __m128i half;
@@ -78,8 +78,8 @@ INLINE vf load_converted(const uint32_t dtype, const char *at, const int whole) 
     return vfrom_f16((const uint16_t *)(const void *)at);
 }
 
-/* A step from element i on of a row of n elements. `whole`: none of them lies past the end; such
- * elements are zero and not read. */
+/* Loads a step from element i on of a row of n elements. Elements past the end are zero and not
+ * read. `whole`: there are none. */
 INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t n, const int whole,
                       vf *out) {
     const int32_t size = cpu_element_size(dtype);
@@ -95,7 +95,7 @@ INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t 
     out[1] = (vf)(words & 0xffff0000u);
 }
 
-/* Where element d lies among those of a row of Q or O, for a type of K and V. */
+/* The place of element d in a row of Q or O, for a type of K and V. */
 static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
     const int32_t elements = step_elements(dtype), in = d % elements, block = d - in;
     if (DIRECT_PAIRS && dtype >= TESS_F8E4M3) {
@@ -112,9 +112,9 @@ static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
 
 /* ------------------------------------------------------------------ scores */
 
-/* Asks for the next `count` cache lines of rows, in the order in which they will be needed. This is
- * near the order of memory, and a little ahead of the products, so that the hardware's prefetchers
- * follow: they get more from memory at a time than a core may ask for. */
+/* Prefetches the next `count` cache lines of rows, in the order in which they will be needed. That
+ * is nearly the order of memory and a little ahead of the products, so that hardware prefetchers
+ * follow: they keep more misses in flight than a core may. */
 INLINE void direct_prefetch(const direct_turns *turns, direct_ahead *ahead, const int count) {
     if (ahead->lines >= count) {
         UNROLL
@@ -160,8 +160,8 @@ static void direct_list(direct_turns *turns) {
     }
 }
 
-/* Keys whose scores are summed together. Long rows leave less to add at the end, and more of them
- * would leave the order of memory. */
+/* Keys whose scores are summed together. Long rows leave few sums to add at the end, and with more
+ * keys reads would leave the order of memory. */
 INLINE int direct_keys(const uint32_t dtype) {
     return VL == 16 && dtype == TESS_F32 ? 2 : DIRECT_KEYS;
 }
@@ -171,9 +171,9 @@ INLINE int direct_rotated(const uint32_t dtype, const int rows) {
 }
 
 /*
- * Sums of several keys and rows are left in lanes and have to be added. With vectors of 16 lanes
- * and four rows, Q is rotated: quarter i of vector j of Q comes from row (i + j) % 4. So the sums
- * of a key need but be turned back and added, and the quarters of what is left are rows.
+ * Products leave sums of several keys and rows in lanes, which must be added. With vectors of 16
+ * lanes and four rows, Q is rotated: quarter i of vector j of Q comes from row (i + j) % 4. So it
+ * is enough to rotate a key's sums back and add them: the quarters of the result are rows.
  */
 #if VL == 16
 INLINE vf direct_turn_back(vf (*sum)[DIRECT_KEYS], const int key) {
@@ -240,7 +240,7 @@ static void direct_rotate(const task *t, int32_t first) {
                    4 * sizeof(float));
 }
 
-/* Makes Q of a task ready; rows of zeros complete it. */
+/* Prepares Q of a task, completed by rows of zeros. */
 static void direct_queries(const task *t) {
     const int32_t lanes = direct_lanes(t);
     memset(t->m.q, 0, (size_t)lanes * t->m.o_elements * sizeof(float));
@@ -279,9 +279,9 @@ INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *c
     }
 }
 
-/* Scores of DIRECT_KEYS keys against the group's rows from row `first` on. Their lanes are added as
- * far as the keys go: lane i of the vector that is left has a part of the score of key
- * i % DIRECT_KEYS. The first group brings the rows of K, and so it prefetches. */
+/* Scores of DIRECT_KEYS keys against the group's rows from row `first` on. Lanes are added until
+ * lane i of one vector has a part of the score of key i % DIRECT_KEYS. The first group reads K from
+ * memory, so it prefetches. */
 INLINE void direct_sums(const task *t, const uint32_t dtype, int32_t key, int32_t first,
                         const int rows) {
     const int32_t elements = step_elements(dtype), step_bytes = elements * cpu_element_size(dtype),
@@ -341,7 +341,7 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, int3
 /* Keys whose rows of V are multiplied at once: dot products take two. */
 enum { VALUE_KEYS = DIRECT_PAIRS ? 2 : 1 };
 
-/* `vectors` vectors of V from element d on. */
+/* Loads `vectors` vectors of V from element d on. */
 INLINE void load_span(const task *t, const uint32_t dtype, const char *const *rows, int32_t d,
                       const int vectors, const int whole, vf *out) {
     const int32_t n = t->head_dim;
@@ -364,7 +364,7 @@ INLINE void load_span(const task *t, const uint32_t dtype, const char *const *ro
     }
 }
 
-/* Stores the weights of row r for VL keys from `key` on, pairs of them as a word. */
+/* Stores P of row r for VL keys from `key` on; pairs become one word. */
 INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_t key, vf p) {
     float *s = t->m.s + (size_t)r * CHUNK;
     (void)dtype;
@@ -375,7 +375,7 @@ INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_
 #endif
 }
 
-/* Those of VALUE_KEYS keys, in all lanes. */
+/* P of VALUE_KEYS keys, in all lanes. */
 INLINE vf direct_weight(const float *s, int32_t key) {
     return vset(s[DIRECT_PAIRS ? key / 2 : key]);
 }
@@ -433,8 +433,8 @@ INLINE void direct_values(const task *t, const uint32_t dtype, int32_t begin, in
     if (d < end) direct_value_span(t, dtype, begin, count, d, of_step, 0, first, rows);
 }
 
-/* Keys of V that a task adds before another one takes its turn: 4 KiB of them. O is loaded and
- * stored for them once. */
+/* Keys of V that a task adds before the next task takes its turn: 4 KiB, for which O is loaded and
+ * stored once. */
 static int32_t direct_value_keys(uint32_t dtype, int32_t row_bytes) {
     const int32_t keys = 4096 / row_bytes / 4 * 4;
     (void)dtype;
@@ -444,10 +444,11 @@ static int32_t direct_value_keys(uint32_t dtype, int32_t row_bytes) {
 /* Floats of Q of a task. */
 INLINE size_t query_floats(const task *t) { return (size_t)DIRECT_ROWS * t->m.o_elements; }
 
-/* Asks for rows ahead of the chunk whose rows are listed from `begin` on. The products keep this
- * lead, a line for each that they take, but where rows of padding are listed or tasks end. */
+/* Prefetches so that the lead is AHEAD_BYTES before the chunk whose rows are listed from `begin`
+ * on. The products keep the lead, a line for each that they take, except where padding is listed or
+ * tasks end. */
 static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_bytes) {
-    /* What tasks take in turn lies apart by so many rows. */
+    /* rows that one round of all tasks takes */
     const uint32_t apart = (uint32_t)(turns->n * turns->value_keys),
                    ahead = AHEAD_BYTES / (uint32_t)row_bytes;
     uint32_t end = begin.rows + (ahead > apart ? ahead : apart);

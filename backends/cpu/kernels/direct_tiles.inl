@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two products of a few rows on tiles. Rows of K are the left operand of the first product and
- * lie in memory as a tile wants them, so they are loaded from there: 16 keys and 64 bytes at a
- * time. The columns of its right operand are rows of Q. In the second product weights are the left
- * operand and V is the right one, also as it lies in memory: a word has two elements of one key,
- * and a row of Q has two rows of weights, for even elements and for odd ones. Rows of codes are
+ * The two products of a few rows on tiles. Rows of K are the left operand of the first product.
+ * They already have the layout of a tile in memory, so they are loaded from there, 16 keys and 64
+ * bytes at a time. The columns of its right operand are rows of Q. In the second product P is the
+ * left operand and V, also straight from memory, the right one. A word of V has two elements of one
+ * key, so a row of Q has two rows of P, for even and for odd elements. Rows of codes are
  * interleaved first, two keys as bf16 or four as bytes.
  *
- * Bytes of int8 are multiplied as they are. The other operand is an integer then, too: a number of
- * 22 bits and a sign (Q) or of 30 bits (weights), cut into digits of 8 bits that have rows or
- * columns of their own. Each row has a unit, weights one for each chunk: what a row does not see
- * must not take its bits away. Sums of products of digits are exact.
+ * int8 codes are multiplied as bytes. The other operand is then an integer, too: 22 bits and a sign
+ * for Q, 30 bits for P, cut into digits of 8 bits with rows or columns of their own. Each row of Q
+ * has a unit, and each row of P one for each chunk: keys that a row does not keep must not cost it
+ * bits. Sums of products of digits are exact.
  */
 
 #define DIRECT_PAIRS 1
 
 enum {
     TILE_GROUP = 16,            /* rows of a tile */
-    TURN_KEYS = 2 * TILE_GROUP, /* whose scores are summed together */
+    TURN_KEYS = 2 * TILE_GROUP, /* keys whose scores are summed together */
     VALUE_TILES = 2,            /* tiles of weights whose keys are added to O together */
     AHEAD_LINES = 64,           /* prefetched ahead of the products, at least */
     DIGITS = 3,
-    /* bits behind the first one of the largest number of a row */
+    /* bits below the leading one of a row's largest number */
     QUERY_BITS = 21,
     WEIGHT_BITS = 29,
 };
-/* Floats of weights of TILE_GROUP keys as pairs with a zero, and of all weights of a job. A tile
- * has eight rows of pairs; more rows have two tiles for the same keys, HALF_FLOATS apart. A tile
- * reads 16 rows in any case: those behind its own belong to the next keys. */
+/* Floats of P of TILE_GROUP keys, each paired with a zero, and of all P of a job. A tile has eight
+ * rows of pairs. More rows have two tiles for the same keys, HALF_FLOATS apart. A tile always reads
+ * 16 rows: those past its own belong to the next keys. */
 #define HALF_ROWS          8
 #define PAIR_FLOATS(lanes) (2 * ((lanes) < HALF_ROWS ? (lanes) : HALF_ROWS) * 16)
 #define HALF_FLOATS        (CHUNK / TILE_GROUP * TILE_WORDS)
@@ -38,7 +38,7 @@ enum {
 
 INLINE int is_codes(const uint32_t dtype) { return dtype >= TESS_F8E4M3; }
 
-/* Elements of a row of V that are interleaved at once, and keys of a tile of weights. */
+/* Elements of a row of V that are interleaved at once, and keys of a tile of P. */
 INLINE int32_t step_elements(const uint32_t dtype) { return is_codes(dtype) ? 64 : 32; }
 INLINE int32_t tile_keys(const uint32_t dtype) { return dtype == TESS_I8 ? 64 : 32; }
 
@@ -52,7 +52,7 @@ INLINE float *value_stage(const task *t) { return t->m.v; }
 INLINE float *key_stage(const task *t) { return t->m.v + 32 * round_up(t->head_dim, 64); }
 INLINE float *results(const task *t) { return key_stage(t) + 4 * TILE_WORDS; }
 
-/* Where element d lies among those of a row of K (of_o: of O) as the products take them. */
+/* The place of element d in a row of K (of_o: of O), in the products' order. */
 static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
     const int32_t elements = step_elements(dtype), in = d % elements, block = d - in;
     if (of_o && !is_codes(dtype)) return block + in % 2 * 16 + in / 2;
@@ -65,7 +65,7 @@ static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
 
 #include "direct_codes.inl"
 
-/* Keys whose scores are summed together, and keys of V that a task adds before another one takes
+/* Keys whose scores are summed together, and keys of V that a task adds before the next task takes
  * its turn. */
 INLINE int direct_keys(const uint32_t dtype) {
     (void)dtype;
@@ -81,7 +81,7 @@ INLINE size_t query_floats(const task *t) {
     return (size_t)query_tiles(t->launch->kv_dtype, t->head_dim) * TILE_WORDS;
 }
 
-/* Notes the groups that lie inside a run. */
+/* Marks the groups that lie inside a run. */
 INLINE void mark_in_step(direct_rows *rows, int32_t at, int32_t count) {
     for (int32_t n = (at + TILE_GROUP - 1) / TILE_GROUP; (n + 1) * TILE_GROUP <= at + count; n++)
         rows->in_step |= 1u << n;
@@ -124,12 +124,12 @@ INLINE void direct_prefetch(direct_turns *turns, int32_t count) {
     ahead->done += (uint32_t)done;
 }
 
-/* Lists rows of a run: they go into the segment before where they continue its rows, which are
- * those of the kv head before. */
+/* Lists rows of a run. If they continue the last segment, which has rows of the kv head before,
+ * they join it. */
 INLINE void list_segment(direct_turns *turns, uint32_t first, const char *row, int64_t stride,
                          int32_t rows) {
     direct_segment *s = &turns->segment[(turns->listed - 1) % LISTED_SEGMENTS];
-    /* Rows in very many pieces are not prefetched. */
+    /* too many segments: these rows are not prefetched */
     if (turns->listed - turns->ahead.next >= LISTED_SEGMENTS) return;
     turns->listed_lines += (uint32_t)(rows * turns->row_lines);
     if (turns->listed != first && s->stride == stride && s->rows == rows &&
@@ -141,8 +141,8 @@ INLINE void list_segment(direct_turns *turns, uint32_t first, const char *row, i
         (direct_segment){row, stride, rows, turns->row_lines};
 }
 
-/* Lists the rows of the chunks that come next, about in the order in which they will be read, which
- * is about that of memory: some keys of all tasks, then the next ones. */
+/* Lists the rows of the next chunks in about the order in which they are read, which is about that
+ * of memory: some keys of all tasks, then the next keys. */
 static void direct_list(direct_turns *turns) {
     for (int side = 0; side < 2; side++)
         for (int32_t key = 0; key < CHUNK; key += TURN_KEYS) {
@@ -167,8 +167,7 @@ static void direct_list(direct_turns *turns) {
 }
 
 #if VL == 16
-/* At most 64 bytes of a row of `bytes`, from byte `at` on; what lies past its end is 0 and not
- * read. */
+/* Loads 64 bytes of a row of `bytes`, from byte `at` on. Bytes past its end are 0 and not read. */
 INLINE __m512i load_part(const char *row, int32_t at, int32_t bytes) {
     if (at + 64 <= bytes) return _mm512_loadu_si512(row + at);
     return _mm512_maskz_loadu_epi8(((__mmask64)1 << (bytes - at)) - 1, row + at);
@@ -180,8 +179,8 @@ INLINE void load_part(const char *row, int32_t at, int32_t bytes, void *out) {
 }
 #endif
 
-/* Rows of K or V of 16 keys from `key` on, 64 bytes of each: where they are, if they are equally
- * far apart and whole, or copied. */
+/* 64 bytes of each row of K or V of 16 keys from `key` on: in place if they are equally far apart
+ * and whole, else as a copy. */
 INLINE const void *row_tile(const task *t, const char *const *rows, int64_t row_stride, int32_t key,
                             int32_t at, float *copy, size_t *stride) {
     const int32_t bytes = t->head_dim * (int32_t)t->kv_esize;
@@ -221,8 +220,8 @@ INLINE void key_codes(const task *t, int32_t key, int32_t at, float *out) {
     }
 }
 
-/* A step of the rows of V of one word's keys, two or four, interleaved: row `out` of tiles that
- * follow each other. */
+/* Interleaves a step of V of the two or four keys that share a word. The result is row `out` of
+ * consecutive tiles. */
 INLINE void value_words(const task *t, const uint32_t dtype, const char *const *rows, int32_t d,
                         float *out) {
     const int32_t at = d * cpu_element_size(dtype), bytes = t->head_dim * cpu_element_size(dtype);
@@ -266,8 +265,8 @@ INLINE void value_words(const task *t, const uint32_t dtype, const char *const *
 #endif
 }
 
-/* Asks for lines ahead of the chunk whose lines are listed from `begin` on: half of those that
- * tasks take in turn, and some more. With a longer lead the products wait when a job begins. */
+/* Prefetches ahead of the chunk whose lines are listed from `begin` on: half of one round of all
+ * tasks, and some more. With a longer lead, products wait when a job begins. */
 static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_bytes) {
     const uint32_t apart = (uint32_t)(turns->n * turns->value_keys * turns->row_lines);
     const int32_t count = (int32_t)(begin.lines + apart / 2 + AHEAD_LINES - turns->ahead.done);
@@ -278,7 +277,7 @@ static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_
 /* ------------------------------------------------------------------ digits */
 
 /* The unit in which numbers up to the one with these bits have at most 1 + `bits` bits, and its
- * inverse. NaN where that is none: whoever multiplies by the unit gets NaN. */
+ * inverse. The unit is NaN if that number is not finite, so that products with it are NaN. */
 INLINE float digits_unit(uint32_t largest, const int32_t bits, float *inverse) {
     int32_t exponent = (int32_t)(largest >> 23);
     float unit;
@@ -290,7 +289,7 @@ INLINE float digits_unit(uint32_t largest, const int32_t bits, float *inverse) {
     return unit;
 }
 
-/* The largest bits, without signs, of the weights of a row. */
+/* The largest |P| of a row, as bits. */
 INLINE uint32_t largest_weight(const float *s) {
 #if VL == 16
     vi largest = viset(0);
@@ -322,12 +321,12 @@ INLINE vi digits_of(vf x) {
 #endif
 }
 
-/* The row of a tile of V for word n of its keys: where digits of the weights come to lie. */
+/* The row of a tile of V for word n of its keys, which matches the place of P's digits. */
 INLINE int32_t value_row(const uint32_t dtype, int32_t n) {
     return VL == 16 && dtype == TESS_I8 ? n % 4 * 4 + n / 4 : n;
 }
 
-/* Weights of row r for bytes, which lie in the place of its scores, become rows of the tiles. */
+/* Turns P of row r, which lies in the place of its scores, into digits in the rows of the tiles. */
 INLINE void finish_weights(const task *t, const uint32_t dtype, int32_t r) {
     direct_prefetch(t->turns, CHUNK / 4 / direct_lanes(t) * t->turns->row_lines);
     const float *s = t->m.s + (size_t)r * CHUNK;
@@ -395,7 +394,7 @@ static void direct_query(const task *t, int32_t r) {
     }
 }
 
-/* Makes Q of a task ready. Rows and columns that stand for nothing are zero. */
+/* Prepares Q of a task. Unused rows and columns are zero. */
 static void direct_queries(const task *t) {
     memset(t->m.q, 0, query_floats(t) * sizeof(float));
     memset(t->weights, 0,
@@ -457,7 +456,8 @@ INLINE void store_scores(const task *t, const uint32_t dtype, int32_t key, int32
 #endif
 }
 
-/* Stores the scores of the turn before: a load would wait for what a tile has just stored. */
+/* Stores the scores of the turn before. Those of this turn would stall: a load has to wait for what
+ * a tile has just stored. */
 INLINE void direct_scores_end(direct_turns *turns, const uint32_t dtype) {
     const task *t = turns->pending;
     const int32_t key = turns->pending_key;
@@ -519,15 +519,16 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, int3
 
 /* ------------------------------------------------------------------ values */
 
-/* Whether words of V have elements of two keys. Else they are those of memory, two elements of one
- * key, and each weight has a word with a zero before it and one with a zero behind it. That takes
- * half of the time, but where an element is not finite, 0 times it is NaN in its neighbour. */
+/* Whether words of V hold elements of two keys. Otherwise they are loaded from memory as they
+ * are, two elements of one key, and each element of P makes two words, with a zero before or
+ * behind it. That takes half of the time. But if an element is not finite, 0 times it makes its
+ * neighbour NaN. */
 INLINE int in_pairs(const task *t, const uint32_t dtype) {
     return dtype != TESS_BF16 || t->turns->in_pairs;
 }
 
-/* Stores weights of row r from `key` on: as bf16 in the tiles, or in the place of the scores until
- * the largest one is known. */
+/* Stores P of row r from `key` on: as bf16 in the tiles, or in the place of the scores until the
+ * largest one is known. */
 INLINE void store_weights(const task *t, const uint32_t dtype, int32_t r, int32_t key, vf p) {
     if (dtype == TESS_I8) {
         vstore(t->m.s + (size_t)r * CHUNK + key, p);
@@ -636,8 +637,8 @@ INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, 
 #undef VALUE_DOT
 }
 
-/* The same with rows of V as they lie in memory, for the rows of Q from `row` on that a tile has;
- * four vectors of V at a time, whose results stay in tiles. The first rows of Q bring V. */
+/* The same with rows of V in place, for the rows of Q from `row` on that a tile has. It takes four
+ * vectors of V at a time, whose results stay in tiles. The first rows of Q read V from memory. */
 INLINE void values_in_place(const task *t, int32_t first, int32_t count, int32_t row) {
     TILE_STATE;
     const int32_t vectors = t->m.o_elements / 32, lanes = direct_lanes(t),
@@ -697,8 +698,8 @@ INLINE void direct_values(const task *t, const uint32_t dtype, int32_t begin, in
         values_in_pairs(t, dtype, begin + n, count - n < at_once ? count - n : at_once);
 }
 
-/* Whether some element of O is not finite: then elements of V may be so, and the job has to be done
- * in pairs. */
+/* Whether an element of O is not finite. Then an element of V may be the reason, and the job has to
+ * be done again in pairs. */
 static int direct_spoilt(const task *t) {
     const int32_t n = t->rows * t->m.o_elements;
     vi any = viset(0);

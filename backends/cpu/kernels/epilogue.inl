@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of a job: rows of O are divided by row_sum and go to the caller's tensors, with LSE, or
- * into a partial result. */
+/* The epilogue of a job: divides rows of O by row_sum and writes them with LSE to the caller's
+ * tensors, or as a partial. */
 
 INLINE void store_vector(uint32_t dtype, void *out, int32_t at, vf x) {
     if (dtype == TESS_F32)
@@ -11,7 +11,7 @@ INLINE void store_vector(uint32_t dtype, void *out, int32_t at, vf x) {
         vto_bf16((uint16_t *)out + at, x);
 }
 
-/* Rows hold a multiple of 8 elements: the last vector of 16 may be half a one. */
+/* Rows hold a multiple of 8 elements, so the last vector of 16 may be half full. */
 INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
     const size_t esize = dtype == TESS_F32 ? 4 : 2;
     int32_t i = 0;
@@ -37,8 +37,7 @@ INLINE void store_lse(const task *t, int32_t r) {
         ((float *)tensor_base(lse))[row_offset(t, lse, r)] = row_lse(t, r);
 }
 
-/* Writes one row of O and its LSE where the job says: into the caller's tensors or a partial
- * result. */
+/* Writes one row of O and its LSE to the caller's tensors, or as a partial. */
 static void finish_row(const task *t, int32_t r, const float *row) {
     const tess_launch *l = t->launch;
     if (t->job->partial != TESS_NO_PARTIAL) {
@@ -60,8 +59,8 @@ static void finish_row(const task *t, int32_t r, const float *row) {
 }
 
 #if PAIRS
-/* The same for VL rows of bf16, which are transposed as words of two elements and go straight to
- * the caller. */
+/* The same for VL rows of bf16, transposed as words of two elements and written straight to the
+ * caller's tensor. */
 static void finish_pairs(const task *t, int32_t first, int32_t lane) {
     const job_memory *m = &t->m;
     const vf sum = vload(m->row_sum + first + lane), inverse = 1.0f / sum;
@@ -106,7 +105,7 @@ static void finish_panel(const task *t, int32_t first) {
         }
 #endif
         const vf sum = vload(m->row_sum + first + lane);
-        const vi empty = (vi)(sum == 0.0f); /* such a row has seen no key: 0, whatever O holds */
+        const vi empty = (vi)(sum == 0.0f); /* a row without keys becomes 0, whatever O holds */
         const vf inverse = 1.0f / sum;
         const float *o = m->o + (size_t)first * m->o_elements + lane;
         for (int32_t d = 0; d < padded; d += VL) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one instruction set offers to the backend: a function that does one job, and how much
- * scratch memory it needs for it. */
+/* The interface of one instruction set: functions that run jobs, and the scratch memory that they
+ * need. */
 #ifndef TESSERA_CPU_KERNEL_H
 #define TESSERA_CPU_KERNEL_H
 
@@ -9,13 +9,13 @@
 
 #include <tessera/tessera_backend.h>
 
-/* Rows of a job that has few, and most of such jobs that take turns on a thread. */
+/* The rows of a job of few rows, and the most such jobs that take turns on a thread. */
 enum { CPU_FEW_ROWS = 4, CPU_JOBS_AT_ONCE = 8 };
 
-/* Does `count` jobs on the calling thread, at least one, which lie `apart` jobs from each other. If
- * there are more, all have as many rows, few, and read the same keys of different kv heads.
- * `scratch` is 64-byte aligned and has the bytes that `scratch` of the same kernel names; its
- * contents do not matter. */
+/* Runs `count` jobs (at least one) on the calling thread. They are `apart` jobs from each other.
+ * Several jobs must all have the same few rows, and read the same keys of different kv heads.
+ * `scratch` is 64-byte aligned and as large as the kernel's `scratch` says; its contents do not
+ * matter. */
 typedef void (*cpu_jobs_fn)(const tess_launch *launch, const tess_job *jobs, uint32_t count,
                             uint64_t apart, void *scratch);
 typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
@@ -23,13 +23,13 @@ typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 /* Most packed rows of a job. */
 typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
 
-/* Does job n of the launch's stage of TESS_OP_BACKWARD. `scratch` as above; its first bytes are the
- * worker's turn. `turn` is the same where several workers add to dQ, else NULL. */
+/* Runs job n of the launch's stage of TESS_OP_BACKWARD. `scratch` is as above, and begins with the
+ * worker's turn. `turn` points to that turn if several workers add to dQ, else it is NULL. */
 typedef struct cpu_turn cpu_turn;
 typedef void (*cpu_job_fn)(const tess_launch *launch, uint64_t n, void *scratch, cpu_turn *turn);
 
-/* Of backward: rows that a column works on together, about; and rows of a strip, for each of which
- * a run keeps LSE, Delta and an accumulator of dQ of every head. */
+/* For backward: about how many rows a column multiplies together, and the rows of a strip. For each
+ * row of a strip a run keeps LSE, Delta and an accumulator of dQ for every head. */
 enum { CPU_STEP_ROWS = 64, CPU_STRIP_ROWS = 32 };
 static inline int32_t cpu_accumulator_floats(int32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 

@@ -18,7 +18,7 @@
 #error "tile products work on panels of 32 query rows"
 #endif
 
-/* The caller's row of K or V of every key of the chunk. */
+/* Lists the caller's row of K or V for every key of the chunk. */
 INLINE void chunk_rows(const cpu_chunk *chunk, int64_t stride, const int of_v, const char **rows) {
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
@@ -110,9 +110,9 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     pack_value_rows(&t->m, t->head_dim, rows, chunk->keys, packed);
 }
 
-/* The exponentials of `now` (if any) while tiles compute the scores of `next` (if any): slices of
- * the one stand between steps of the other, because the vector units are free while tiles multiply,
- * and the processor looks ahead by no more than a slice. */
+/* Computes the exponentials of `now` (if any) while tiles compute the scores of `next` (if any).
+ * Slices of the one alternate with steps of the other: the vector units are free while tiles
+ * multiply, and the processor's window of instructions holds no more than a slice. */
 INLINE void softmax_and_scores(task *t, const panel_chunk *now, const panel_chunk *next,
                                const vf *bias, const int nv) {
     TILE_STATE;
@@ -169,7 +169,7 @@ INLINE void softmax_and_scores(task *t, const panel_chunk *now, const panel_chun
     }
 }
 
-/* O += V P of `now` while the vector units look for the largest scores of `next` (if any). */
+/* O += V P of `now` on tiles, while the vector units find the largest scores of `next` (if any). */
 INLINE void values_and_max(task *t, const panel_chunk *now, const panel_chunk *next, vf *s_max,
                            const int nv) {
     TILE_STATE;

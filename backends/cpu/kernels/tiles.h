@@ -47,7 +47,7 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
     }
 }
 
-/* The same on four bytes with signs of each word, in int32. */
+/* The same on the four signed bytes of each word, in int32. */
 static inline void soft_dot_codes(soft_tile *c, const soft_tile *a, const soft_tile *b) {
     for (int m = 0; m < 16; m++)
         for (int k = 0; k < 16; k++) {
@@ -74,14 +74,14 @@ static inline void soft_dot_codes(soft_tile *c, const soft_tile *a, const soft_t
 
 #include <immintrin.h>
 
-/* gcc does not take a tile load for a read of memory: stores before the function must not sink
+/* gcc does not treat a tile load as a read of memory. Stores before the function must not sink
  * below its loads. */
 #define TILE_STATE               __asm__ volatile("" ::: "memory")
-#define TILE_FENCE               TILE_STATE /* the same between vectors' stores and tiles' loads */
+#define TILE_FENCE               TILE_STATE /* orders vector stores before tile loads */
 #define TILE_ZERO(n)             _tile_zero(n)
 #define TILE_LOAD(n, at, stride) _tile_loadd(n, at, stride)
 #define TILE_LOAD_ONCE \
-    _tile_stream_loadd /* what is loaded pushes less out of the first-level cache */
+    _tile_stream_loadd /* a streaming load evicts less from the first-level cache */
 #define TILE_STORE(n, at, stride) _tile_stored(n, at, stride)
 #define TILE_DOT(c, a, b)         _tile_dpbf16ps(c, a, b)
 #define TILE_DOT_CODES(c, a, b)   _tile_dpbssd(c, a, b)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who adds to dQ first. Columns of one kv head add to the same rows, and sums of floats depend on
- * their order. So a worker that is at job n adds to a row when all workers at earlier jobs of that
- * sequence and kv head are past it. Jobs are taken in order; so the earliest one never waits, and
- * the order of additions is that of the jobs, with any number of workers. Columns are spread over
- * kv heads, and nobody waits unless there are more workers than heads.
+ * The order of additions to dQ. Columns of one kv head add to the same rows, and sums of floats
+ * depend on their order. So a worker with job n adds to a row only when all workers with earlier
+ * jobs of that sequence and kv head are past the row. Jobs are taken in order. So the earliest one
+ * never waits, and the order of additions is that of the jobs, with any number of workers. Columns
+ * are spread over kv heads, so no worker waits unless there are more workers than heads.
  *
  * A turn counts rows of query heads: see cpu_turn_at.
  */
@@ -19,13 +19,13 @@ enum { CPU_TURN_BYTES = 2304, CPU_MAX_WORKERS = 1024 };
 
 /* Of one worker, at the beginning of its scratch memory. */
 struct cpu_turn {
-    atomic_uint_fast64_t job;  /* and CPU_TURN_NONE, CPU_TURN_TAKING */
-    atomic_uint_fast64_t done; /* rows before this get nothing from the job any more */
-    /* the rest is the worker's own */
+    atomic_uint_fast64_t job;  /* or CPU_TURN_NONE, CPU_TURN_TAKING */
+    atomic_uint_fast64_t done; /* the job adds to no row before this any more */
+    /* only the worker itself uses the rest */
     char *first; /* the turns of all workers ... */
     size_t apart;
     uint32_t workers, n_before;
-    uint16_t before[CPU_MAX_WORKERS]; /* workers that were at earlier jobs of the kv head */
+    uint16_t before[CPU_MAX_WORKERS]; /* workers that had earlier jobs of the kv head */
 };
 _Static_assert(sizeof(struct cpu_turn) <= CPU_TURN_BYTES, "scratch begins behind a turn");
 
@@ -34,7 +34,7 @@ static inline uint64_t cpu_turn_at(uint32_t head, int32_t row) {
     return (uint64_t)head << 32 | (uint32_t)row;
 }
 
-/* Before a launch: the turns of all its workers. */
+/* Prepares the turns of all workers of a launch. */
 void tess_cpu_turns_begin(char *first, size_t apart, uint32_t workers);
 
 /* Takes the next job, of those up to `end`; false: there is none. */

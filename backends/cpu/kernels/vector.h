@@ -227,9 +227,9 @@ INLINE void vto_f16(uint16_t *p, vf v) {
 #endif
 }
 
-/* Codes of 8 bits. Those of E4M3 give CODE_SCALE_E4M3 times less than their number, which the scale
- * of their row makes up for: moved to the places of float16, that is what they are, denormal ones
- * and all. Only NaN has to be put there. */
+/* Conversion of 8-bit codes. The bits of an E4M3 code, moved to their places in a float16, make its
+ * number divided by CODE_SCALE_E4M3, denormal codes included; the scale of the row makes up for it.
+ * Only NaN has to be set apart. */
 #define CODE_SCALE_E4M3 256.0f
 typedef uint8_t vb __attribute__((vector_size(VL)));
 typedef int8_t vc __attribute__((vector_size(VL)));
@@ -264,7 +264,7 @@ INLINE vf vfrom_e4m3(const void *p) {
     vb codes;
     memcpy(&codes, p, VL);
     const vu all = __builtin_convertvector(codes, vu), size = all & 0x7f;
-    /* A code without exponent is the difference of two numbers that have one. */
+    /* A denormal code is the difference of two normal numbers. */
     const vu tiny = (vu)(size < 8) & (1u << 23);
     const vf number =
         (vf)((size << 20) + (112u << 23) + tiny) - (vf)((vu)(size < 8) & (113u << 23));

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The two products of the body with vector multiply-adds. Both hold a block of KB (or DB) x NV
- * vectors in registers and broadcast one operand:
- *     S[key][row] = sum over words of K[key][word] * Q[word][row],      O[d][row] += sum over keys
- * of V[key][d] * P[key][row]. K is packed as rows; V as blocks of DB elements, [d / DB][key][DB],
- * so that the second product reads it in order. Few rows read floats where the caller has them.
+ * vectors in registers and broadcast one operand: S[key][row] = sum over words of K[key][word] *
+ * Q[word][row], O[d][row] += sum over keys of V[key][d] * P[key][row]. K is packed as rows; V as
+ * blocks of DB elements, [d / DB][key][DB], so that the second product reads it in order. With few
+ * rows, floats are read in place.
  */
 
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
@@ -20,7 +20,7 @@ static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
 #endif
         }
     }
-    /* The rest of the last group is computed too, and not looked at. */
+    /* The rest of the last group is computed, too, and ignored. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++)
         memset(packed + (size_t)key * t->m.k_pitch, 0, (size_t)t->m.words * sizeof(float));
 }
@@ -70,7 +70,7 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
 }
 #endif
 
-/* KB keys against the panel; also keeps the running maximum. */
+/* Multiplies KB keys with the panel, and keeps the running maximum. */
 INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t words, float *s,
                         vf *s_max, const int nv) {
     vf acc[KB][NV];

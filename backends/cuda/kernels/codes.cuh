@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * K and V of 8 bits as operands of f16: how codes become numbers, and how their scales come in.
+ * 8-bit K and V as f16 operands: how codes become numbers, and where their scales are applied.
  *
- * Scales may be anything, and f16 has few exponents. So they multiply in f32: that of a key its
- * scores, and that of a value P. O is kept relative to a power of two of each row, which
- * follows the largest of these products.
+ * A scale may have any exponent, and f16 has few. So scales are applied in f32: those of K to the
+ * scores, those of V to P. O is kept relative to a power of two for each row, which follows the
+ * row's largest product of P and a scale.
  */
 #ifndef TESS_CUDA_CODES_CUH
 #define TESS_CUDA_CODES_CUH
@@ -15,13 +15,13 @@ namespace tess {
 
 template <typename KV> struct codes { static constexpr bool CODED = false, INTEGERS = false; };
 
-/* The bytes of a word with those in the middle exchanged. */
+/* Swaps the two middle bytes of a word. */
 __device__ __forceinline__ uint32_t exchange_middle(uint32_t word) {
     return pick_bytes(word, 0, 0x3120);
 }
 
-/* Exact, but for a factor that belongs to the scale where bits are merely moved: f16 has another
- * bias of exponents. */
+/* Conversion is exact. Where bits are merely moved, the different exponent bias of f16 leaves a
+ * factor, which is multiplied into the scale. */
 template <> struct codes<e4m3_t> {
     static constexpr bool CODED = true, INTEGERS = false;
 
@@ -59,7 +59,8 @@ template <> struct codes<e4m3_t> {
     }
 };
 
-/* A code c with its sign bit turned is c + 128. Below the bits of 1024, it is 1152 + c. */
+/* A code c with its sign bit flipped is c + 128. As the low byte of the f16 1024, it makes 1152 +
+ * c. */
 template <> struct codes<i8_t> {
     static constexpr bool CODED = true, INTEGERS = true;
 
@@ -74,13 +75,13 @@ template <> struct codes<i8_t> {
     }
 };
 
-/* Half a unit of a row of codes, which is aligned to its pairs, and zeros. */
+/* Reads half a unit of a row of codes, aligned to 2 bytes only, and fills the rest with zeros. */
 __device__ __forceinline__ uint4 read_half(const uint16_t *p) {
     return make_uint4((uint32_t)p[0] | (uint32_t)p[1] << 16, (uint32_t)p[2] | (uint32_t)p[3] << 16,
                       0, 0);
 }
 
-/* 2^(field - 127), where the field of exponents is brought into [1, 254]. */
+/* 2^(field - 127), with the exponent field clamped to [1, 254]. */
 __device__ __forceinline__ float power_of_two(int field) {
     return __uint_as_float((uint32_t)min(max(field, 1), 254) << 23);
 }
@@ -102,7 +103,7 @@ template <int N> struct stage_scales {
     }
 };
 
-/* What O of a thread's two rows in each tile is relative to: a power of two that changes where the
+/* The unit of O, a power of two, for each of a thread's two rows in each tile. It changes when the
  * row's largest product of P and a scale leaves its range. */
 template <int TILES> struct value_units {
     enum { MOST = 14, LEAST = -4 }; /* exponents, so that f16 holds what matters */
@@ -142,12 +143,12 @@ template <int TILES> struct value_units {
                __any_sync(~0u, size >= exp2_constant(MOST + 1));
     }
 
-    /* A new unit, if the row needs one. Returns what O is rescaled by for it. */
+    /* Picks a new unit if the row needs one, and returns the factor that rescales O for it. */
     __device__ __forceinline__ float change(int t, int r) {
         float largest = most[t][r];
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        /* so that the inverse of the unit is a normal number, too */
+        /* clamp, so that the unit's inverse is a normal number, too */
         const int now = min(max(exponent_field(largest), 1), 253),
                   over = now + exponent_field(inverse[t][r]) - 254;
         if (over <= MOST && over >= LEAST) return 1;
@@ -158,8 +159,8 @@ template <int TILES> struct value_units {
         return power_of_two(254 - exponent_field(inverse[t][r]));
     }
 
-    /* Makes P relative to the units, times the scales of V, and O to row_max and the units; it is
-     * rescaled by `factor` for row_max. */
+    /* Multiplies P by V's scales and makes it relative to the units. Rescales O by `factor`, which
+     * stands for row_max, and by any change of unit. */
     template <int N, int O>
     __device__ __forceinline__ void scale(float (&p)[TILES][N][4], float (&o)[TILES][O][4],
                                           float (&factor)[TILES][2],

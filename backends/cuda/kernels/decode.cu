@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward attention for few rows (decoding, drafts, small chunks) on Ampere and later: the speed is
- * that of reading K and V once.
+ * Forward attention for few rows (decoding, drafts, small chunks) on Ampere and later. It runs at
+ * the speed of reading K and V once.
  *
- * A thread block takes a job of up to 16 or 32 rows, which are the query heads of one kv head and
- * the rows of each. Its warps share out the keys: of a stage, every warp has 16 keys of its own, or
- * 32 where they are codes of 8 bits. It copies them by cp.async into shared memory of its own,
- * several stages ahead, and keeps row_max, row_sum and O of all rows over its keys. So no warp ever
- * waits for another until the end, when the results of the warps are combined in a fixed order.
+ * A thread block takes a job of up to 16 or 32 rows: the query heads of one kv head, and the rows
+ * of each. Its warps divide the keys. In each stage a warp has 16 keys of its own, or 32 if they
+ * are 8-bit codes. It copies them by cp.async into its own shared memory, several stages ahead, and
+ * keeps row_max, row_sum and O of all rows over its keys. So no warp waits for another until the
+ * epilogue, which combines the warps' results in a fixed order.
  *
- * K and V of a stage are two groups of copies: S = Q K^T begins when the keys are there, and the
- * place of keys that were used is filled again before the values are.
+ * K and V of a stage are two cp.async groups: S = Q K^T begins as soon as K has arrived, and the
+ * place of K is filled again while V may still be on its way.
  */
 #include "codes.cuh"
 #include "decode_args.h"
@@ -29,19 +29,19 @@ template <int ROWS> struct coded_memory<true, ROWS> {
     scale_places scales;
     float q_unit[ROWS]; /* what the row of Q is relative to */
 };
-/* What products are made of: elements of Q's type, or codes that became f16. */
+/* The type of the products' operands: that of Q, or f16 for codes. */
 template <bool CODED, typename T> struct operand { typedef T type; };
 template <typename T> struct operand<true, T> { typedef f16_t type; };
 
 template <typename A, typename B> struct same { static constexpr bool value = false; };
 template <typename A> struct same<A, A> { static constexpr bool value = true; };
 
-/* The head of shared memory. Q follows, then the stages of each warp, and then what the keys of
- * each stage are, and their scales. */
+/* The head of shared memory. Q follows, then the stages of each warp, then the key list and the
+ * scales of each stage. */
 template <bool CODED, int ROWS, int WARPS>
 struct alignas(128) shared_memory : coded_memory<CODED, ROWS> {
     struct {
-        /* the key that it is level with; its query block counted from the tile's first */
+        /* the row's position among the keys; its query block, counted from the tile's first */
         int32_t position, block;
     } rows[ROWS];
     float row_max[WARPS][ROWS], row_sum[WARPS][ROWS]; /* of each warp's keys */
@@ -51,7 +51,7 @@ struct alignas(128) shared_memory : coded_memory<CODED, ROWS> {
     key_places places;
 };
 
-/* What a warp does for one job: what a thread holds, and the steps that it takes. */
+/* The mainloop of a warp for one job: a thread's state and its steps. */
 template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop {
     static constexpr bool CODED = codes<KV>::CODED;
     typedef typename operand<CODED, T>::type M;
@@ -70,10 +70,10 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         PASS = 32 / GROUP,              /* rows that the warp copies at a time */
         HALF = KEYS * ROW,              /* bytes of K or V of a stage */
         X = D / 16,                     /* steps of 16 elements */
-        O = D / 8,                      /* columns of O: 8 elements each */
+        O = D / 8,                      /* fragments of O: 8 elements each */
         HELD = TILES * D <= 128,        /* Q stays in registers */
-        INTEGERS = codes<KV>::INTEGERS, /* S is made of integers */
-        /* rows of Q are relative to something */
+        INTEGERS = codes<KV>::INTEGERS, /* S is computed in integers */
+        /* rows of Q are relative to a power of two */
         Q_UNIT = CODED && (INTEGERS || !same<T, M>::value),
     };
 
@@ -82,23 +82,24 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     uint32_t q_at,
         stages_at;      /* in shared memory: Q, and this warp's stages, each of K and then V */
     key *keys;          /* of this warp's stages */
-    uint32_t scales_at; /* likewise: of each stage's keys those of K, and then of V */
+    uint32_t scales_at; /* likewise: for each stage those of K, then those of V */
     uint32_t warp, lane;
-    int32_t own_below; /* no other job reads keys before this one, of a whole stage */
+    int32_t own_below; /* no other job reads keys below this token */
     uint32_t complete; /* bit n: every row keeps every key of stage n */
     uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
     float s[TILES][KEYS / 8][4], o[TILES][O][4]; /* S, and then P, of 8 keys each; O */
     row_state<TILES> state;
     coded_state<CODED, TILES> coded;
 
-    /* A stage that is to be copied. Most often each RUN of its keys follow each other in one block
-     * and one page, and a lane copies rows of one run. Otherwise each lane describes a key, and has
-     * its row of K or V: if a stage has 16 keys, lanes below 16 that of K; else all have both. */
+    /* A stage that is to be copied. Most often each RUN of its keys is consecutive within one block
+     * and one page, and a lane copies rows of one run. Otherwise each lane describes one key and
+     * has its row. With 16 keys a stage, lanes below 16 have that of K and the others that of V.
+     * With 32 keys, each lane has both. */
     struct upcoming {
         bool follow;
-        key x;                 /* the run's first one, if they follow each other */
-        const uint16_t *row;   /* NULL: there is none. If they follow each other: of K, ... */
-        const uint16_t *v;     /* ... and of V, the first rows that this lane copies from */
+        key x;                 /* the lane's key, or the first of its run */
+        const uint16_t *row;   /* NULL: no such key. With runs: in K, ... */
+        const uint16_t *v;     /* ... and in V, the first row that this lane copies */
         bool again;            /* other jobs may read them, too; the same in all lanes */
         const float *scale[2]; /* of the lane's key in K and V, if there is a row */
     };
@@ -106,12 +107,12 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     __device__ __forceinline__ uint32_t k_at(int slot) const { return stages_at + slot * 2 * HALF; }
     __device__ __forceinline__ uint32_t v_at(int slot) const { return k_at(slot) + HALF; }
 
-    /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
+    /* The tile's row that s[t][n] and o[t][n] hold at 2 * r and 2 * r + 1. */
     __device__ __forceinline__ int row_of(int t, int r) const { return t * 16 + r * 8 + lane / 4; }
 
     /* ---------------------------------------------------------------- copies */
 
-    /* Of runs: the one of this lane, and the first of its rows that the lane copies. */
+    /* This lane's run, and the first row of it that the lane copies. */
     __device__ __forceinline__ int own_run() const { return RUNS == 1 ? 0 : lane / RUN; }
     __device__ __forceinline__ int own_row() const {
         return RUNS == 1 ? lane / GROUP : lane % RUN / GROUP;
@@ -128,7 +129,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         if (u.follow) {
             const key_place at = m->places.find(u.x.token);
             u.follow = RUNS == 1 ? at.there : !__any_sync(~0u, !at.there);
-            /* what nobody reads again must not drive out of L2 what others do */
+            /* data that nobody reads again must not evict shared data from L2 */
             u.again = any_run(u.x.token + RUN > own_below);
             if (u.follow) {
                 u.row = m->places.row(at, own_row(), 0) + lane % GROUP * 8;
@@ -152,7 +153,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
         return u;
     }
-    /* Whether it holds for a run of the stage. */
+    /* Whether `own` holds for any run of the stage. */
     __device__ __forceinline__ bool any_run(bool own) const {
         return RUNS == 1 ? own : __any_sync(~0u, own);
     }
@@ -161,7 +162,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         for (int n = 0; n < 2; n++) u.scale[n] = m->scales.scale(&m->places, at, next, n);
     }
 
-    /* Keeps what a stage's keys are for its mask. */
+    /* Keeps a stage's keys for its mask, unless every row keeps all of them. */
     __device__ __forceinline__ void keep_keys(int slot, int stage, upcoming u) {
         const uint32_t keys_of_all = KEYS == 32 ? ~0u : (1u << KEYS) - 1;
         const bool all = u.follow || (__ballot_sync(~0u, u.row != 0) & keys_of_all) == keys_of_all;
@@ -174,7 +175,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         if (lane < KEYS) keys[slot * KEYS + lane] = u.x;
     }
 
-    /* The units of a row of K or V. Of codes, the last one may be a half. */
+    /* The units of a row of K or V. With codes, the last one may be half a unit. */
     __device__ __forceinline__ int row_units() const {
         return CODED ? (a->common.head_dim + 15) / 16 : a->common.head_dim / 8;
     }
@@ -183,7 +184,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return read_unit(row + unit * 8, false);
     }
 
-    /* Copies runs of rows, of which this lane begins with `from`. */
+    /* Copies runs of rows. `from` is the first that this lane copies. */
     __device__ __forceinline__ void copy_runs(uint32_t to, const uint16_t *from, int64_t token,
                                               uint64_t policy) const {
         const int unit = lane % GROUP, units = row_units();
@@ -198,8 +199,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* Copies the rows of a stage, of which lane `first` and those after it hold the addresses;
-     * zeros for a row that is not there. */
+    /* Copies the rows of a stage. Lane `first` and those after it hold their addresses. A missing
+     * row becomes zeros. */
     __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first,
                                               uint64_t policy) const {
         const int unit = lane % GROUP, units = row_units();
@@ -232,8 +233,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     static __device__ __forceinline__ const uint16_t *row_of_lane(const uint16_t *row, int from) {
         return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
     }
-    /* Of K (0) or V. The policy is a constant in each copy of codes: these have few instructions.
-     */
+    /* Copies K (0) or V (1). For codes the policy is a constant in each call, which saves
+     * instructions. */
     __device__ __forceinline__ void copy(uint32_t to, const upcoming &u, int tensor) const {
         const uint16_t *row = RUNS == 1 && !u.follow ? u.row : tensor ? u.v : u.row;
         const int64_t token = m->places.token[tensor];
@@ -260,7 +261,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                       u.row ? u.scale[tensor] : m->scales.first[tensor], u.row ? 4 : 0);
     }
 
-    /* Copies the rows of Q, with all warps; zeros where there is none. */
+    /* Copies the rows of Q, with all warps. Missing rows become zeros. */
     __device__ __forceinline__ void copy_q() const {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
@@ -281,8 +282,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* Waits for the oldest group of copies, while all later ones may be under way: there are two
-     * for each stage, and MORE beside them. */
+    /* Waits for the oldest cp.async group. Later ones may stay in flight: two for each stage, and
+     * MORE. */
     template <int MORE, int N = STAGES> __device__ __forceinline__ void wait_oldest() const {
         if (N == 1 || (int)a->stages == N)
             cp_async_wait_but<2 * N - 1 + MORE>();
@@ -296,7 +297,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         ldmatrix(rows, q_place::step(q_at + t * 16 * Q_ROW + q_place::own_rows(lane), x));
     }
 
-    /* Where the scales of K (0) or V of a stage are. */
+    /* Where the scales of K (0) or V (1) of a stage are. */
     __device__ __forceinline__ uint32_t scales_of(int slot, int tensor) const {
         return scales_at + (2 * slot + tensor) * KEYS * 4;
     }
@@ -306,7 +307,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return scales;
     }
 
-    /* Q K^T of codes that become f16. */
+    /* S = Q K^T, with codes converted to f16. */
     __device__ __forceinline__ void float_products(uint32_t k) {
         clear(s);
 #pragma unroll
@@ -326,8 +327,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             }
     }
 
-    /* Q K^T of codes as they are, by the high and the low bytes of Q: below 2^31 for 128 elements.
-     */
+    /* S = Q K^T in integers, with the high and with the low bytes of Q. Sums of 128 elements stay
+     * below 2^31. */
     __device__ __forceinline__ void integer_products(uint32_t k) {
 #pragma unroll
         for (int run = 0; run < RUNS; run++) {
@@ -354,7 +355,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* S of a stage of codes, times what the operands are relative to. */
+    /* S of a stage of codes, times the scales of K and the units of Q. */
     __device__ __forceinline__ void coded_scores(int slot) {
         const uint32_t k = k_at(slot) + place::own_keys(lane);
         const stage_scales<KEYS / 8> scales = load_scales(slot, 0);
@@ -396,7 +397,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         if (a->common.scale < 0) negate(s);
     }
 
-    /* Replaces scores that must not count by -inf. */
+    /* Sets masked scores to -inf. */
     __device__ __forceinline__ void mask(int slot) {
         const job_words *j = &m->job;
         const key *stage_keys = keys + slot * KEYS;
@@ -419,7 +420,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             }
     }
 
-    /* P of a run of keys as an operand. */
+    /* Rounds P of a run of keys into an operand. */
     __device__ __forceinline__ void load_p(uint32_t (&p)[TILES][4], int run) const {
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -430,8 +431,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             }
     }
 
-    /* O += P V for codes of a run. A transposed word has two elements of two keys: columns of O in
-     * turn are those of even and of odd elements. */
+    /* O += P V for codes of a run. A transposed word has two elements of two keys, so fragments of
+     * O alternate between even and odd elements. */
     __device__ __forceinline__ void coded_values(uint32_t v, const uint32_t (&p)[TILES][4]) {
 #pragma unroll
         for (int y = 0; y < O; y += 4) {
@@ -475,9 +476,9 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* ---------------------------------------------------------------- the loop */
+    /* ---------------------------------------------------------------- mainloop */
 
-    /* Puts Q in the order and the form in which codes meet it. Eight threads take a row. */
+    /* Rearranges and converts Q to match codes. Eight threads take a row. */
     __device__ __forceinline__ void arrange_q() const {
         enum { PARTS = 8, STEP = INTEGERS ? 2 : 1 };
 #pragma unroll 1
@@ -493,9 +494,9 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four: puts those
-     * of Q where that lane gets them. bf16 becomes f16: it has the bits, but for elements that are
-     * too small beside the row's largest to count. */
+    /* Of four lanes, the n-th gets a word of codes with elements 4 n to 4 n + 3 of a key: put the
+     * same elements of Q where that lane loads them. bf16 becomes f16, which has enough bits for
+     * all elements that count beside the row's largest. */
     __device__ __forceinline__ void narrow_q(int r, int x, float factor) const {
         const uint32_t first = q_at + q_place::place(r, 2 * x),
                        second = q_at + q_place::place(r, 2 * x + 1);
@@ -510,8 +511,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return pack<M>(unpack<T>(word, 0) * factor, unpack<T>(word, 1) * factor);
     }
 
-    /* 32 elements become integers of 16 bits: their high bytes, which have the sign, and then the
-     * low ones. */
+    /* Turns 32 elements into 16-bit integers: first their high bytes, which have the sign, and then
+     * their low bytes. */
     __device__ __forceinline__ void split_q(int r, int x, float factor) const {
         uint32_t bytes[2][8];
 #pragma unroll
@@ -555,14 +556,14 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 #pragma unroll
         for (int x = 1; x < parts; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
         const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
-        /* no integer is infinite or not a number */
+        /* integers have no infinity and no NaN, so the unit becomes NaN */
         if (part == 0)
             m->q_unit[r] = INTEGERS && most >= INFINITE ? __uint_as_float(0x7fffffff)
                                                         : power_of_two(254 - field);
         return power_of_two(field);
     }
 
-    /* Q is the group before the first keys. */
+    /* Q is the cp.async group before the first K. */
     __device__ __forceinline__ void await_q() {
         wait_oldest<1>();
         __syncthreads();
@@ -582,10 +583,10 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* The first rounds only copy: the loop's code is short, since a job is, too, and its
-     * instructions have to come from memory. */
+    /* The first iterations only copy. A prologue of their own would be more code, and a job is so
+     * short that fetching its instructions counts. */
     __device__ __forceinline__ void run() {
-        /* a shuffle tells the compiler that all threads have the same */
+        /* the shuffle tells the compiler that the value is uniform across the warp */
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
         complete = 0;
         state.reset();
@@ -608,7 +609,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                 __syncwarp();
             }
             if (more) {
-                /* only now, as a stage of codes has more scores in registers */
+                /* not earlier: a stage of codes has more scores in registers */
                 if (CODED) next = find_keys(i + ahead);
                 keep_keys(slot, i + ahead, next);
                 copy_k(slot, next);
@@ -633,7 +634,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 
     /* ---------------------------------------------------------------- epilogue */
 
-    /* The weight of what a warp has found for a row, whose row_max over all keys is `max`. */
+    /* The weight of a warp's result for a row. `max` is row_max over all keys. */
     __device__ __forceinline__ float weight(float warp_max, float max) const {
         if (warp_max == MINUS_INFINITY) return 0;
         return exp2_fast(__fmul_rn(warp_max - max, a->scale_log2) -
@@ -647,15 +648,15 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return max;
     }
 
-    /* Where O of a warp lies while it is combined: floats, in the place of its stages. Units of 16
-     * bytes trade places, so that 4 rows of one column are in different banks. */
+    /* Where a warp's O lies while it is combined: as floats, in the place of its stages. Units of
+     * 16 bytes are swizzled, so that 4 rows of one column are in different banks. */
     __device__ __forceinline__ uint32_t o_unit(uint32_t w, int row, int unit) const {
         return stages_at + (w - warp) * a->stages * 2 * HALF + row * D * 4 +
                ((unit ^ (row & 3) << 1) * 16);
     }
 
-    /* Puts O of a tile to where it is combined. Of each 16 elements, a thread has 4 that follow
-     * each other. */
+    /* Stores O of a tile where it is combined. Of each 16 elements, a thread has 4 consecutive
+     * ones. */
     __device__ __forceinline__ void store_coded(const float (&x)[O][4],
                                                 const float (&factor)[2]) const {
 #pragma unroll
@@ -669,7 +670,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                                       __float_as_uint(x[y + 1][2 * r + 1] * factor[r])));
     }
 
-    /* Combines what the warps have found: O and LSE of the tile, or a partial. */
+    /* Combines the warps' results and writes O and LSE of the tile, or a partial. */
     __device__ __forceinline__ void epilogue() {
         state.reduce_sums();
 #pragma unroll
@@ -712,8 +713,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                (uint64_t)(uint32_t)m->job.partial * c->partial_rows * (c->head_dim + 2);
     }
 
-    /* Adds the sums of the warps, a thread for each row, and writes LSE, or m and l of a partial.
-     */
+    /* Adds the warps' row sums, one thread a row, and writes LSE, or row_max and row_sum of a
+     * partial. */
     __device__ __forceinline__ void store_sums() const {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
@@ -741,8 +742,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
-    /* Adds O of the warps in their order, and writes 16 rows of it. A row that has seen no key is
-     * 0, whatever its registers held. */
+    /* Adds O of the warps in order, and writes 16 rows of it. A row without keys becomes 0,
+     * whatever its registers held. */
     __device__ __forceinline__ void store_rows(int first_row) const {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
@@ -781,9 +782,9 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     }
 };
 
-/* The first token that other jobs may read, too: any, where this one has not all rows; none, where
- * it has all heads of the group. Otherwise heads of other classes read the blocks near their rows,
- * and strided blocks of their own. */
+/* The first token that other jobs may read, too. It is 0 if this job has only some of the rows, and
+ * past all tokens if it has all rows and all heads of the group. Otherwise heads of other classes
+ * read the blocks near their rows, and strided blocks of their own. */
 __device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args *c, int rows) {
     if (j->rows != j->q_len) return 0;
     if (j->heads == (int32_t)c->group) return 0x7fffffff;
@@ -839,9 +840,9 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     w.run();
 }
 
-/* A thread block takes one job. Of a step it takes as many as there are, and not a block for each
- * one that there could be: to and fro, since they come longest first. What a step's tables hold was
- * written by a kernel. */
+/* A thread block takes one job of a plan. A step has fewer thread blocks than it may have jobs, so
+ * each takes several: they are dealt to and fro, since jobs come longest first. A kernel wrote the
+ * step's tables, so wait before reading them. */
 template <typename T, typename KV, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];

@@ -8,7 +8,7 @@
 typedef unsigned long long tess_arg_u64;
 
 typedef struct tess_decode_args {
-    /* *_at are 0 but for partials_at: the pointers below hold the offsets */
+    /* all *_at but partials_at are 0: the pointers below include the offsets */
     tess_args common;
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
     tess_arg_u64 block_table, tables, workspace;
@@ -16,15 +16,15 @@ typedef struct tess_decode_args {
     tess_arg_u32 wide;
     tess_arg_u32 warps;  /* of a thread block; of a merge: rows that one takes at a time */
     tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
-    float scale_log2;    /* |scale| in exponents of 2 */
+    float scale_log2;    /* |scale| * log2(e) */
     /* of K and V that are codes of 8 bits */
     tess_arg_u64 k_scale, v_scale;
 } tess_decode_args;
 
 /* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor, of
  * TESS_DECODE_WARPS warps each). O of 32 rows leaves no registers for more than 128 elements.
- * Several thread blocks hide each other's first and last keys, and the latency of a stage: with
- * fewer bytes of a row, it takes more of them. Where jobs are few, the same warps form fewer thread
+ * Several thread blocks hide each other's start and end, and the latency of a stage; the fewer
+ * bytes a row has, the more of them it takes. Where jobs are few, the same warps form fewer thread
  * blocks: a job's keys have fewer parts then, and there is less to merge. */
 #define TESS_DECODE_INSTANCES(X) \
     X(64, 16, 4)                 \
@@ -34,15 +34,15 @@ typedef struct tess_decode_args {
 #define TESS_DECODE_CODED_INSTANCES(X) X(64, 16, 4) X(128, 16, 3)
 
 #define TESS_DECODE_WARPS  4  /* of the smallest thread block, each with its own keys */
-#define TESS_DECODE_RUN    16 /* keys that follow each other in one block and one page */
+#define TESS_DECODE_RUN    16 /* consecutive keys within one block and one page */
 #define TESS_DECODE_STAGES 4  /* at most */
-/* Keys of a stage of a warp, where one of K and V has `element` bytes: as many bytes, so that
- * finding keys and the softmax cost as much a byte. */
+/* Keys of a warp's stage, where an element of K and V has `element` bytes. A stage has the same
+ * bytes either way, so that finding keys and the softmax cost the same a byte. */
 #define TESS_DECODE_KEYS(element) (2 * TESS_DECODE_RUN / (element))
 
-/* Bytes of shared memory of a thread block: descriptions, Q, and of each stage K, V, scales, and
- * what its keys are. `most` is how many warps the shape has at most, and `element` the bytes of one
- * of K and V. */
+/* Bytes of shared memory of a thread block: the header, Q, and for each stage K, V, scales and the
+ * key list. `most` is the most warps that the shape has, and `element` the bytes of an element of K
+ * and V. */
 #define TESS_DECODE_HEADER(rows, most) (1024 + 8 * (rows) * (most))
 #define TESS_DECODE_SCALES(element)    ((element) == 1 ? 8 : 0)
 #define TESS_DECODE_SHARED(head_dim, rows, most, element, warps, stages) \
@@ -50,8 +50,8 @@ typedef struct tess_decode_args {
      (warps) * (stages)*TESS_DECODE_KEYS(element) *                      \
          (2 * (element) * (head_dim) + TESS_DECODE_SCALES(element) + 8))
 
-/* The merge: a thread has 4 elements of the rows of its block, of which there is one or as many as
- * these, where they have at most 4 elements a thread. */
+/* The merge: a thread has 4 elements of its block's rows. A block has one row, or up to
+ * TESS_DECODE_MERGE_ROWS while 4 elements a thread are enough for them. */
 #define TESS_DECODE_MERGE_THREADS 128
 #define TESS_DECODE_MERGE_ROWS    4
 #define TESS_DECODE_MERGE_GROUPS  3 /* thread blocks that a multiprocessor runs at a time */

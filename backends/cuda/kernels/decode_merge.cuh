@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The merge of what the jobs of a row have found, for plans of the kernel for few rows. Between
- * them such rows have few elements but many parts, so the time is that of reads which follow each
- * other: here none waits for another.
+ * The merge for plans of the kernel for few rows. Such rows have few elements but many parts, so
+ * reads that wait for each other would take most of the time: here none does.
  *
- * A thread block takes one row of a merge, or a few. Its warps share out the parts: part n is warp
- * n % MERGE_WARPS's. A warp asks for the elements of its first parts together with row_max and
- * row_sum of all. It finds the row's row_max over its parts, a lane for each, and adds the parts in
- * rising order, 4 elements of a row to a lane. Then the block adds what its warps have, in their
- * order. So the order of additions depends on the number of parts alone, and not on how many rows
- * a block has.
+ * A thread block takes one row of a merge, or a few. Its warps divide the parts: warp n %
+ * MERGE_WARPS takes part n. A warp loads the elements of its first parts together with row_max and
+ * row_sum of all its parts. It reduces row_max, a lane for each part, and adds the parts in rising
+ * order, 4 elements of a row to a lane. Then the block adds its warps' results in order. So the
+ * order of additions depends on the number of parts alone, and not on how many rows a block has.
  */
 #ifndef TESS_CUDA_DECODE_MERGE_CUH
 #define TESS_CUDA_DECODE_MERGE_CUH
@@ -23,24 +21,24 @@ namespace tess {
 enum {
     MERGE_WARPS = TESS_DECODE_MERGE_THREADS / 32,
     MERGE_ROWS = TESS_DECODE_MERGE_ROWS,
-    MERGE_LOADS = 16 /* of 4 elements, which a lane has under way */
+    MERGE_LOADS = 16 /* loads of 4 elements that a lane has in flight */
 };
 
 struct merge_memory {
     float weight[MERGE_WARPS][MERGE_ROWS][32]; /* of up to 32 parts of each warp */
-    /* what the warps have found */
+    /* the warps' results */
     float row_max[MERGE_WARPS][MERGE_ROWS], row_sum[MERGE_WARPS][MERGE_ROWS];
     float4 o[MERGE_WARPS][TESS_DECODE_MERGE_THREADS];
 };
 static_assert(sizeof(merge_memory) <= TESS_DECODE_MERGE_SHARED, "the host asks for enough");
 
-/* What exponentials relative to the score `max`, of which the sum is `sum`, are multiplied by to be
- * relative to row_max. Where the sum is 0, the difference may be infinite. */
+/* The factor that makes exponentials relative to row_max. They are relative to `max` and add up to
+ * `sum`. Where the sum is 0, the difference of both may be infinite. */
 __device__ __forceinline__ float merge_weight(float max, float sum, float row_max,
                                               float scale_log2) {
     return sum != 0 ? exp2_fast(__fmul_rn(max - row_max, scale_log2)) : 0;
 }
-/* Rounded once, wherever the compiler finds it. */
+/* Each fmaf rounds once, so the compiler cannot fuse differently in different places. */
 __device__ __forceinline__ void merge_add(float4 &sum, const float4 &x, float weight) {
     sum.x = fmaf(x.x, weight, sum.x);
     sum.y = fmaf(x.y, weight, sum.y);
@@ -57,16 +55,17 @@ struct merge_rows {
     int32_t row, dim;
     int64_t o_at, lse_at;
 
-    /* The n-th rows of a launch, where a merge has `pieces` of a->warps rows. */
-    __device__ __forceinline__ void find(const tess_decode_args *a, uint32_t n, uint32_t pieces) {
+    /* Finds the n-th group of rows of a launch. A merge has `groups` of them, each of a->warps
+     * rows. */
+    __device__ __forceinline__ void find(const tess_decode_args *a, uint32_t n, uint32_t groups) {
         const tess_args *c = &a->common;
         const uint32_t *tables = (const uint32_t *)a->tables,
-                       *merge = tables + c->items_at + (uint64_t)(n / pieces) * TESS_MERGE_WORDS,
+                       *merge = tables + c->items_at + (uint64_t)(n / groups) * TESS_MERGE_WORDS,
                        *sequence = tables + c->sequences_at +
                                    (uint64_t)merge[TESS_WORD_MERGE_SEQUENCE] * TESS_SEQUENCE_WORDS;
         const int32_t rows_of_head = TESS_LOW_HALF(merge[TESS_WORD_MERGE_ROWS]),
                       all = TESS_HIGH_HALF(merge[TESS_WORD_MERGE_HEADS]) * rows_of_head,
-                      head_dim = c->head_dim, first = n % pieces * a->warps;
+                      head_dim = c->head_dim, first = n % groups * a->warps;
         rows = max(min((int32_t)a->warps, all - first), 0);
         parts = merge[TESS_WORD_MERGE_PARTS];
         step = c->partial_rows * (head_dim + 2);
@@ -87,7 +86,7 @@ struct merge_rows {
     }
 };
 
-/* Makes row_max, that of the lane's first part, the largest of all parts of a warp. */
+/* Reduces row_max over all parts of a warp. It holds that of the lane's first part before. */
 __device__ __forceinline__ void merge_row_max(float &row_max, const float *from, uint32_t stride,
                                               int32_t lane, int32_t count) {
 #pragma unroll 1
@@ -98,8 +97,8 @@ __device__ __forceinline__ void merge_row_max(float &row_max, const float *from,
         row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, lanes));
 }
 
-/* What a warp finds: row_max, row_sum and O of its parts. ROWS: at most; GROUPS: of 4 elements, of
- * a lane. */
+/* Finds row_max, row_sum and O over a warp's parts. ROWS: the most rows. GROUPS: how many times 4
+ * elements a lane has. */
 template <int ROWS, int GROUPS>
 __device__ __forceinline__ void merge_parts(const tess_decode_args *a, const merge_rows &x,
                                             merge_memory *m) {
@@ -123,7 +122,7 @@ __device__ __forceinline__ void merge_parts(const tess_decode_args *a, const mer
         o[g] = make_float4(0, 0, 0, 0);
         sum[g] = 0;
     }
-    /* of each 32 parts, lane n has the n-th */
+    /* lane n loads the n-th of each 32 parts */
     const auto load_sums = [&](int r, int first) {
         const bool has_part = r < x.rows && first + lane < count;
         const float *const at = max_from + (uint64_t)(first + lane) * stride + r;
@@ -184,7 +183,7 @@ __device__ __forceinline__ void merge_parts(const tess_decode_args *a, const mer
         if (lane == r) m->row_max[warp][r] = row_max[r];
 }
 
-/* Adds what the warps have found, and writes O and LSE. */
+/* Adds the warps' results, and writes O and LSE. */
 template <typename T>
 __device__ __forceinline__ void merge_warps(const tess_decode_args *a, const merge_rows &x,
                                             const merge_memory *m) {
@@ -201,7 +200,7 @@ __device__ __forceinline__ void merge_warps(const tess_decode_args *a, const mer
         row_sum = fmaf(sum, weight, row_sum);
         merge_add(o, m->o[w][threadIdx.x], weight);
     }
-    /* A row that has seen no key is 0, whatever its parts are. */
+    /* A row without keys becomes 0, whatever its parts hold. */
     const float inverse = row_sum == 0 ? 0 : reciprocal(row_sum);
     const uint32_t words[2] = {pack<T>(o.x * inverse, o.y * inverse),
                                pack<T>(o.z * inverse, o.w * inverse)};
@@ -218,17 +217,17 @@ __device__ __forceinline__ void merge_warps(const tess_decode_args *a, const mer
                          : fmaf(row_max, fabsf(c->scale), __fmul_rn(log2_fast(row_sum), LN_2));
 }
 
-/* Of a step there are as many thread blocks as run at a time, which share out the rows. */
+/* A step launches as many thread blocks as run at a time, and they divide the rows. */
 template <typename T> __device__ __forceinline__ void merge(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     merge_memory *const m = (merge_memory *)raw;
     const tess_args *c = &a->common;
-    if (c->flags & TESS_ARGS_STEP) grid_dependency_wait(); /* a kernel wrote its tables */
-    const uint32_t pieces = (c->partial_rows + a->warps - 1) / a->warps,
-                   all = pieces * present_jobs((const uint32_t *)a->tables, c);
+    if (c->flags & TESS_ARGS_STEP) grid_dependency_wait(); /* a kernel wrote the step's tables */
+    const uint32_t groups = (c->partial_rows + a->warps - 1) / a->warps,
+                   all = groups * present_jobs((const uint32_t *)a->tables, c);
     merge_rows x;
     uint32_t n = blockIdx.x;
-    if (n < all) x.find(a, n, pieces);
+    if (n < all) x.find(a, n, groups);
     grid_dependents_launch();
     grid_dependency_wait();
     while (n < all) {
@@ -243,7 +242,7 @@ template <typename T> __device__ __forceinline__ void merge(const tess_decode_ar
         n += gridDim.x;
         if (n >= all) break;
         __syncthreads();
-        x.find(a, n, pieces);
+        x.find(a, n, groups);
     }
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Included before a source of a build with TESSERA_DEVICE_CODE=few, which sees that every line of
- * it compiles and is run nowhere: a few shapes in place of all, each in one type, which between
- * them have every way through the sources. With TESS_FEWEST, for an architecture beside the one
- * that has these, only what sources do for it alone matters, and one shape has that.
+ * Included before every source in a build with TESSERA_DEVICE_CODE=few, which checks that each line
+ * compiles and is never run. A few shapes stand for all, each in one type; together they reach
+ * every path through the sources. TESS_FEWEST is for a further architecture: only code for that one
+ * alone matters, and one shape reaches it.
  *
- * A list of shapes is given the name of the macro that makes a kernel of one; what is pasted in
- * front of it leads to the shapes of that name.
+ * A list of shapes gets the name of the macro that makes a kernel. Pasting a prefix to that name
+ * selects the shapes for it.
  */
 #ifndef TESS_CUDA_FEW_CUH
 #define TESS_CUDA_FEW_CUH

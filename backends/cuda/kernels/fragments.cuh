@@ -25,23 +25,22 @@ __device__ __forceinline__ void copy_units(uint32_t to, const uint16_t *row, int
     }
 }
 
-/* Rows of D elements in shared memory. Within a row, units of 16 bytes trade places with others of
- * their group, so that 8 rows of one column are in different banks. */
+/* Rows of D elements in shared memory, swizzled: within a row, units of 16 bytes are permuted
+ * inside their group, so that 8 rows of one column are in different banks. */
 template <int D> struct row_places {
     static constexpr int UNITS = D / 8, ROW = D * 2;
-    /* units that trade places; neighbouring rows that trade alike; steps of 16 elements until
-     * places repeat */
+    /* units that a swizzle permutes; neighbouring rows permuted alike; steps of 16 elements until
+     * the permutation repeats */
     static constexpr int GROUP = UNITS % 8 == 0 ? 8 : 4, SAME = 8 / GROUP, TURNS = GROUP / 2;
 
     static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
         return row * ROW + (unit / GROUP * GROUP + ((unit ^ row / SAME) % GROUP)) * 16;
     }
-    /* The place of the row that is n below the one at `at`, where the numbers of rows have no bit
-     * in common. */
+    /* The place of the row n below the one at `at`. n and that row's number share no bit. */
     static __device__ __forceinline__ uint32_t below(uint32_t at, int n) {
         return (at ^ (n / SAME % GROUP * 16)) + n * ROW;
     }
-    /* Where a lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of
+    /* A lane's address for ldmatrix: of the first 16 rows of Q or V, and of the first 16 keys of
      * K. */
     static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) {
         return place(lane % 16, lane / 16);
@@ -56,17 +55,18 @@ template <int D> struct row_places {
     }
 };
 
-/* A product of score and scale that large has lost bits which the difference of scores keeps. */
+/* Whether a product of score and scale is so large that it has lost bits which the difference of
+ * two scores keeps. */
 __device__ __forceinline__ bool is_large_product(float product) { return fabsf(product) > 0x1p14f; }
 
-/* The log2 of what makes a sum of exponentials relative to the score `max` itself: they are
- * relative to its rounded product with the scale, unless that is large. */
+/* The rounding error of max * scale_log2, which exponentials are relative to. It is 0 for a large
+ * product: then they come from differences of scores. */
 __device__ __forceinline__ float rounding_of(float max, float scale_log2) {
     const float product = __fmul_rn(max, scale_log2);
     return is_large_product(product) ? 0.0f : fmaf(max, scale_log2, -product);
 }
 
-/* Multiplies the rows of O by their factors, which most often are 1. */
+/* Rescales the rows of O. Most often all factors of a warp are 1, and there is nothing to do. */
 template <int TILES, int O>
 __device__ __forceinline__ void rescale(float (&o)[TILES][O][4], const float (&factor)[TILES][2]) {
 #pragma unroll
@@ -94,9 +94,9 @@ template <int TILES> struct row_state {
             }
     }
 
-    /* Turns a row's scores into exponentials, each row for itself: its bits do not depend on its
-     * neighbours. Sums and products are rounded one by one: the compiler would fuse some of them,
-     * and others in each place. Returns the factor for what was summed up before. */
+    /* Turns a row's scores into exponentials, and returns the factor that rescales earlier sums.
+     * Each row is treated alone, so its bits do not depend on its neighbours. Sums and products are
+     * rounded one by one, because the compiler would fuse different ones in each instance. */
     template <int N>
     __device__ __forceinline__ float exponentiate(float (&s)[N][4], int t, int r,
                                                   float scale_log2) {
@@ -105,8 +105,8 @@ template <int TILES> struct row_state {
         for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        /* row_max rises only when that makes a factor of more than 2^8: exponentials stay bounded,
-         * and O is rarely rescaled. */
+        /* raise row_max only when the factor would exceed 2^8: exponentials stay bounded, and O is
+         * rarely rescaled */
         const bool rises = (largest - max[t][r]) * scale_log2 > 8.0f;
         const float factor = rises ? exp2_fast((max[t][r] - largest) * scale_log2) : 1.0f;
         if (rises) max[t][r] = largest;
@@ -130,7 +130,7 @@ template <int TILES> struct row_state {
         return factor;
     }
 
-    /* S of a stage becomes P; `factor` is what O is to be rescaled by. */
+    /* Turns S of a stage into P. `factor` receives what rescales O. */
     template <int N>
     __device__ __forceinline__ void exponentiate(float (&s)[TILES][N][4], float (&factor)[TILES][2],
                                                  float scale_log2) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void for_each(float (&x)[TILES][N][4], const Change &
 template <int TILES, int N> __device__ __forceinline__ void clear(float (&x)[TILES][N][4]) {
     for_each(x, [](float &e) { e = 0; });
 }
-/* A scale below 0 changes the sign of scores; exponentials are made with its magnitude. */
+/* Negates scores, for a negative scale: the softmax uses its magnitude. */
 template <int TILES, int N> __device__ __forceinline__ void negate(float (&s)[TILES][N][4]) {
     for_each(s, [](float &e) { e = -e; });
 }

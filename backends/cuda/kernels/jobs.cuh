@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tensor-core kernels read of a job: its words, and its key blocks in the order in which
- * they are taken. Only integers; nothing of one architecture. */
+ * they are taken. Integers only, and nothing specific to one architecture. */
 #ifndef TESS_CUDA_JOBS_CUH
 #define TESS_CUDA_JOBS_CUH
 
@@ -71,7 +71,7 @@ struct job_words {
     }
 };
 
-/* The jobs of this launch: of a step, perhaps fewer than it has room for. */
+/* The number of jobs in this launch. A step may have fewer than it has room for. */
 __device__ __forceinline__ uint32_t present_jobs(const uint32_t *tables, const tess_args *c) {
     if (!(c->flags & TESS_ARGS_STEP)) return c->items;
     const uint32_t end = tables[c->count_at];
@@ -95,8 +95,8 @@ struct table_words {
     __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
 };
 
-/* The key blocks of a job in the order in which these kernels take them, which does not matter to a
- * softmax: those that must be masked, and then all others, which need no test. */
+/* The key blocks of a job in the order in which these kernels take them (a softmax allows any
+ * order): first those that need a mask, then all others. */
 struct alignas(16) block_order {
     tess_key_walk walk;
     uint32_t masked_left, masked_right; /* masked entries at the end of each list */
@@ -123,7 +123,7 @@ struct alignas(16) block_order {
         return n < left ? n : right + n - left;
     }
 
-    /* The n-th block, and if it is listed, where. */
+    /* The n-th block. If it is listed, *entry is its place in the list. */
     __device__ __forceinline__ uint32_t at(uint32_t n, const uint32_t *entries,
                                            uint32_t *entry) const {
         const tess_key_block block = tess_key_block_at(walk, place(n));
@@ -132,8 +132,8 @@ struct alignas(16) block_order {
     }
 };
 
-/* Where row `in_tile` of a tile lies in a tensor with the given strides, from the tile's first row
- * and head on. */
+/* The offset of row `in_tile` of a tile in a tensor with the given strides, from the tile's first
+ * row and head. */
 __device__ __forceinline__ int64_t row_at(int32_t in_tile, int32_t rows, bool one_head,
                                           int64_t token, int64_t head) {
     const int32_t h = one_head ? 0 : in_tile / rows;

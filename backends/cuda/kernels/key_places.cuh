@@ -15,11 +15,11 @@ struct key_place {
     bool there;
 };
 
-/* Codes of 8 bits are found in pairs, which are one element here. */
+/* 8-bit codes are addressed in pairs: two of them count as one element here. */
 struct key_places {
     const uint16_t *first[2];  /* of K and of V: the job's kv head in the sequence, or in page 0 */
     int64_t token[2], page[2]; /* strides in elements */
-    int64_t start;             /* the token that position 0 has there */
+    int64_t start;             /* the token at position 0 */
     const int32_t *table;      /* the sequence's page ids; NULL: no pages */
     const uint32_t *slots;     /* of the kv head's blocks; NULL: by position */
     uint32_t pages;
@@ -66,7 +66,7 @@ struct key_places {
                                              TESS_WORD_KV_HEAD_POOL_HEAD];
     }
 
-    /* The token that position t has. */
+    /* The token at position t. */
     __device__ __forceinline__ int64_t token_of(int32_t t) const {
         int64_t u = start + t;
         if (slots) {
@@ -94,7 +94,7 @@ struct key_places {
         return at.there ? row(at, 0, tensor) : 0;
     }
 
-    /* The row in K (0) or V (1) of the key that is `next` after a place, in the same page. */
+    /* The row in K (0) or V (1) of the key `next` tokens behind a place, in the same page. */
     __device__ __forceinline__ const uint16_t *row(const key_place &at, int next,
                                                    int tensor) const {
         return first[tensor] + (table ? at.id * page[tensor] : 0) +
@@ -121,7 +121,7 @@ struct scale_places {
         page[1] = c->v_scale_batch;
     }
 
-    /* The scale of the key that is `next` after a place, in the same page. */
+    /* The scale of the key `next` tokens behind a place, in the same page. */
     __device__ __forceinline__ const float *scale(const key_places *places, const key_place &at,
                                                   int next, int tensor) const {
         return first[tensor] + (places->table ? at.id * page[tensor] : 0) +

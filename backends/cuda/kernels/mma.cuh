@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* The lane, as if it could change: the compiler does not keep what is computed from it. */
+/* The lane, read as volatile so that the compiler keeps nothing computed from it in registers. */
 __device__ __forceinline__ uint32_t lane_volatile() {
     uint32_t lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -29,7 +29,8 @@ __device__ __forceinline__ void cp_async_unit(uint32_t to, const void *from, int
                  "l"(__cvta_generic_to_global(from)), "r"(bytes)
                  : "memory");
 }
-/* The same for what nobody reads again, or with the policy of cache_usual() like any other load. */
+/* The same with an L2 policy: cache_evict_first() for data that nobody reads again, or
+ * cache_usual(). */
 __device__ __forceinline__ void cp_async_unit(uint32_t to, const void *from, int bytes,
                                               uint64_t policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
@@ -60,7 +61,8 @@ __device__ __forceinline__ void cp_async_commit() {
 template <int N> __device__ __forceinline__ void cp_async_wait_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-/* Waits until so many threads, whole warps, have come to barrier `number`; 0 is __syncthreads(). */
+/* Waits at a named barrier until `threads` threads, in whole warps, have arrived; barrier 0 is that
+ * of __syncthreads(). */
 __device__ __forceinline__ void barrier_of(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -95,7 +97,7 @@ __device__ __forceinline__ uint2 load_shared_pair(uint32_t from) {
     return x;
 }
 
-/* Read again each time: the compiler remembers no earlier value. */
+/* A volatile load: the compiler reuses no earlier value. */
 __device__ __forceinline__ uint4 load_shared_volatile(uint32_t from) {
     uint4 x;
     asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -141,8 +143,7 @@ __device__ __forceinline__ void mma<f16_t>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The same for integers of 8 bits, 16 x 32 times 32 x 8: those of b have signs, and those of a may.
- */
+/* The same for 8-bit integers, 16 x 32 times 32 x 8. b is signed, and a is if SIGNED. */
 template <bool SIGNED>
 __device__ __forceinline__ void mma_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
@@ -158,7 +159,7 @@ __device__ __forceinline__ void mma_bytes(int32_t (&c)[4], const uint32_t (&a)[4
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A unit of 16 bytes of a row that, if it is not `wide`, may be aligned to its elements only. */
+/* A unit of 16 bytes of a row. Unless `wide`, it may be aligned to its elements only. */
 __device__ __forceinline__ uint4 read_unit(const uint16_t *p, bool wide) {
     if (wide) return *(const uint4 *)p;
     uint32_t w[4];
@@ -210,7 +211,7 @@ __device__ __forceinline__ uint32_t add_f16_pairs(uint32_t a, uint32_t b) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
-/* Whether the device turns codes of E4M3 into f16 by itself. */
+/* Whether the device has an instruction that converts E4M3 to f16. */
 __device__ __forceinline__ constexpr bool converts_e4m3() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     return true;
@@ -241,7 +242,7 @@ __device__ __forceinline__ constexpr bool adds_vectors() {
     return false;
 #endif
 }
-/* Adds to floats in memory, in whatever order others do; the second only where adds_vectors(). */
+/* Atomic additions to floats in memory, in no fixed order. add_four() needs adds_vectors(). */
 __device__ __forceinline__ void add_float(float *to, float x) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
                  "f"(x)
@@ -275,11 +276,11 @@ __device__ __forceinline__ float log2_fast(float x) {
 }
 
 /*
- * The host launches some kernels before earlier ones in the stream have ended
- * (tess_driver_vendor.start), where the code is for sm_90 or later. Until a thread has waited for
- * them, it reads only the plan's tables, which are older. The next kernel in the stream may begin
- * as early. Every kernel that begins early waits, so that none ends before those behind which it
- * began: to wait for the last one is to wait for all.
+ * Programmatic dependent launch: with code for sm_90 or later, the host launches some kernels
+ * before earlier ones in the stream have ended (tess_driver_vendor.start). Before a thread has
+ * waited, it reads only the plan's tables, which are older. After grid_dependents_launch() the next
+ * kernel may begin as early. Every kernel that begins early waits, so none ends before its
+ * predecessors: to wait for the last one is to wait for all.
  */
 __device__ __forceinline__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

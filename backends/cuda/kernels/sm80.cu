@@ -3,14 +3,14 @@
  * Forward attention for Ampere and later (sm_80): matrix products of a warp (mma), asynchronous
  * copies of 16 bytes (cp.async), one thread block of four warps for a job.
  *
- * A warp takes 16 query rows of a tile of up to 64 rows, or rows n and n + 64 of a larger one, so
- * that what it reads of K and V serves twice as many products. S = Q K^T comes out in registers,
- * laid out as the operand P of O += P V. Q stays in shared memory; K and V come in
- * stages of 64 keys, which need not be neighbours: every key has its own place in a list
+ * A warp takes 16 query rows of a tile of up to 64 rows. Of a larger tile it takes two runs of 16
+ * rows, 64 apart, so that each fragment of K and V serves twice as many products. S = Q K^T comes
+ * out in registers, laid out as the operand P of O += P V. Q stays in shared memory; K and V come
+ * in stages of 64 keys, which need not be neighbours: every key has its own place in a list
  * (sm80_keys.cuh), which is written one or two stages ahead.
  *
- * With two stages, all of the next one is copied while this one is worked on. With one, the next
- * keys are copied once this stage's products with Q are done, and its values during these.
+ * With two pipeline stages, the next one is copied while this one is multiplied. With one, V of the
+ * stage is copied during S = Q K^T, and K of the next stage after it.
  */
 #include "fragments.cuh"
 #include "key_places.cuh"
@@ -22,8 +22,8 @@ namespace tess {
 enum {
     KEYS = TESS_SM80_KEYS,
     THREADS = TESS_SM80_THREADS,
-    /* lists of a stage's keys: this stage is masked by one while the next stage is copied by
-     * another and the third is written */
+    /* key lists in flight: one masks this stage, one guides the copies of the next, one is being
+     * written */
     LISTS = 3,
 };
 
@@ -31,18 +31,18 @@ enum {
 template <int ROWS> struct alignas(128) shared_memory {
     key keys[LISTS][KEYS];
     struct {
-        /* the key that it is level with; its query block counted from the tile's first */
+        /* the row's position among the keys; its query block, counted from the tile's first */
         int32_t position, block;
     } rows[ROWS];
     job_words job;
     key_list list;
     const uint16_t *k, *v; /* the sequence's first key, where keys lie by position in one tensor */
     key_places places;
-    uint32_t masked[LISTS][KEYS / 32];  /* some of a list's first or last 32 keys are */
-    static constexpr int HEADER = 3072; /* of the bytes that precede the matrices */
+    uint32_t masked[LISTS][KEYS / 32];  /* nonzero: some of these 32 keys need the mask */
+    static constexpr int HEADER = 3072; /* bytes before the matrices */
 };
 
-/* Writes the list of a stage's keys, one for each of 64 threads. Those of absent pages become
+/* Writes the key list of a stage, one key for each of 64 threads. A key of an absent page becomes
  * empty. */
 template <int ROWS>
 __device__ __forceinline__ void list_keys(shared_memory<ROWS> *m, const tess_sm80_args *a,
@@ -59,8 +59,7 @@ __device__ __forceinline__ void list_keys(shared_memory<ROWS> *m, const tess_sm8
     if (place % 32 == 0) m->masked[list][place / 32] = masked;
 }
 
-/* What a thread block does for one job: what a thread holds, and the steps that it takes. The job
- * has at most TILES times 64 rows. */
+/* The mainloop of one job, which has at most TILES * 64 rows: a thread's state and its steps. */
 template <typename T, int D, int ROWS, int TILES> struct mainloop {
     typedef shared_memory<ROWS> memory;
     typedef row_places<D> places;
@@ -70,8 +69,8 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         GROUP = places::GROUP,
         PASS = THREADS / GROUP, /* rows that the block copies at a time */
         STAGE = KEYS * ROW,     /* bytes of K or V */
-        N = KEYS / 8,           /* columns of products: 8 keys each */
-        O = D / 8               /* and 8 elements each */
+        N = KEYS / 8,           /* fragments of S: 8 keys each */
+        O = D / 8               /* fragments of O: 8 elements each */
     };
 
     memory *m;
@@ -85,7 +84,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         return q_at + ROWS * ROW + stage * 2 * STAGE;
     }
     __device__ __forceinline__ uint32_t v_at(int stage) const { return k_at(stage) + STAGE; }
-    /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
+    /* The tile's row that s[t][n] and o[t][n] hold at 2 * r and 2 * r + 1. */
     __device__ __forceinline__ int row_of(int t, int r) const {
         return t * 64 + warp * 16 + r * 8 + lane / 4;
     }
@@ -103,15 +102,15 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         copy_units<UNITS, GROUP>(to, row, unit, units, wide);
     }
 
-    /* The same for a key; zeros where there is none. */
+    /* Copies a key's row likewise. An empty key becomes zeros. */
     __device__ __forceinline__ void copy_key(uint32_t to, const uint16_t *from, int64_t stride,
                                              int32_t token, bool wide) const {
         const bool there = token != NO_TOKEN;
         copy_row(to, from + (there ? token : 0) * stride, there, wide);
     }
 
-    /* Copies the keys of a stage in K (0) or V (1), in pages or by slot. Each lane finds the row of
-     * one of the keys that the warp copies. */
+    /* Copies a stage of K (0) or V (1) that lies in pages or by slot. Each lane finds the row of
+     * one key, and the warp shares them by shuffles. */
     __device__ __forceinline__ void copy_placed(uint32_t to, int tensor, int list) const {
         enum { WARP_ROWS = 32 / GROUP }; /* that the warp copies at a time */
         to += own_place();
@@ -176,8 +175,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
     /* ---------------------------------------------------------------- one stage */
 
     __device__ __forceinline__ void scores(int stage) {
-        /* addresses are computed in each stage, since all of them together take too many
-         * registers */
+        /* compute the addresses in each stage: holding all of them takes too many registers */
         const uint32_t now = lane_volatile();
         const uint32_t k = k_at(stage) + places::own_keys(now),
                        q = q_at + warp * 16 * ROW + places::own_rows(now);
@@ -200,7 +198,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         }
     }
 
-    /* Replaces scores that must not count by -inf. */
+    /* Sets masked scores to -inf. */
     __device__ __forceinline__ void mask(int list) {
         const job_words *j = &m->job;
         const uint32_t flags = j->flags;
@@ -221,8 +219,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         }
     }
 
-    /* Each row reads the keys anew: held for all rows, they would take more registers than there
-     * are. */
+    /* Read the keys again for each row: holding them for all rows takes too many registers. */
     template <bool WINDOW>
     __device__ __forceinline__ void mask_row(int t, int r, uint32_t keys, const row_bounds &b,
                                              int32_t sinks) {
@@ -262,7 +259,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
 
     /* ---------------------------------------------------------------- epilogue */
 
-    /* Divides O by the row sums. A row that has seen no key is 0, whatever its registers hold. */
+    /* Divides O by row_sum. A row without keys becomes 0, whatever its registers hold. */
     __device__ __forceinline__ void divide() {
         state.reduce_sums();
 #pragma unroll
@@ -278,7 +275,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
             }
     }
 
-    /* The epilogue: writes O and LSE of the tile, or a partial. */
+    /* Writes O and LSE of the tile, or a partial. */
     __device__ __forceinline__ void epilogue() {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
@@ -318,8 +315,8 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                   rows, all, one_head);
     }
 
-    /* Writes a row's m and l into a partial. Exponentials are relative to a rounded product of m
-     * and scale, and l makes up for the rounding. */
+    /* Writes row_max (m) and row_sum (l) of a row into a partial. Exponentials are relative to the
+     * rounded product of m and scale_log2, so l is corrected for the rounding. */
     __device__ __forceinline__ void store_max_sum(float *to, float max, float sum) const {
         to[0] = max;
         to[a->common.partial_rows] =
@@ -343,8 +340,8 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
             }
     }
 
-    /* Writes whole rows of O at a time, by way of shared memory. A warp uses the place of its own
-     * rows of Q. */
+    /* Writes O through shared memory, so that whole rows are stored at a time. A warp reuses the
+     * place of its own rows of Q. */
     __device__ __forceinline__ void store(uint16_t *first, int32_t rows, int32_t all,
                                           bool one_head) const {
         const tess_args *c = &a->common;
@@ -375,10 +372,10 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         }
     }
 
-    /* ---------------------------------------------------------------- the loop */
+    /* ---------------------------------------------------------------- mainloop */
 
     __device__ __forceinline__ void run() {
-        /* a shuffle tells the compiler that all threads have the same */
+        /* the shuffle tells the compiler that the value is uniform across the warp */
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0);
         const bool two = a->stages == 2, active = warp * 16 < m->job.rows * m->job.heads;
         state.reset();
@@ -388,7 +385,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
             copy_k(0, 0);
             if (two) copy_v(0, 0);
         }
-        int list = 0; /* of this stage's keys */
+        int list = 0; /* the key list of this stage */
         for (int32_t i = 0; i < stages; i++) {
             const int next_list = list == LISTS - 1 ? 0 : list + 1, stage = two ? i & 1 : 0,
                       next_stage = two ? stage ^ 1 : 0;
@@ -442,7 +439,7 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     const uint32_t *tables = (const uint32_t *)a->tables;
     const int thread = threadIdx.x;
     const bool step = a->common.flags & TESS_ARGS_STEP;
-    if (step) grid_dependency_wait(); /* a kernel wrote its tables */
+    if (step) grid_dependency_wait(); /* a kernel wrote the step's tables */
     if (blockIdx.x >= present_jobs(tables, &a->common)) return;
     if (thread == 0) {
         const tess_args *c = &a->common;
@@ -473,8 +470,8 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
 
 } // namespace tess
 
-/* The compiler leaves registers for so many thread blocks; more than two find no memory where a
- * multiprocessor has 100 KiB. */
+/* Thread blocks a multiprocessor for which the compiler reserves registers. Where shared memory is
+ * 100 KiB, only two fit. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 #define AT_ONCE(groups) ((groups) < 2 ? (groups) : 2)
 #else

@@ -8,26 +8,27 @@
 typedef unsigned long long tess_arg_u64;
 
 typedef struct tess_sm80_backward_args {
-    /* As the portable kernel of the stage has them (backends/common/backward.h): dO in the place of
-     * O, the stage's gradient in that of LSE, and dV in that of V's scales. *_at are 0 but for
-     * partials_at: the pointers below hold the offsets. */
+    /* Filled as for the portable kernel of the stage (backends/common/backward.h): dO stands in the
+     * place of O, the stage's gradient in that of LSE, and dV in that of V's scales. All *_at but
+     * partials_at are 0: the pointers below include the offsets. */
     tess_args common;
     tess_arg_u64 q, k, v,
-        d_o;                 /* device pointers to element 0; in DELTA O, dLSE and none are first */
-    tess_arg_u64 out, out_v; /* the stage's gradient, in DELTA LSE; dV */
+        d_o; /* device pointers to element 0; in DELTA q is O, k is dLSE, and v is unused */
+    tess_arg_u64 out, out_v; /* the stage's gradient, or LSE in DELTA; dV */
     tess_arg_u64 tables, workspace;
     /* rows are aligned to 16 bytes; bit 0: of Q, bit 1: of K, bit 2: of V, bit 3: of dO, bit 4: of
      * the stage's gradient, bit 5: of dV */
     tess_arg_u32 wide;
-    tess_arg_u32 wants_q; /* of a single pass: dQ is wanted */
-    float scale_log2;     /* in exponents of 2 */
+    tess_arg_u32 wants_q; /* a single pass computes dQ, too */
+    float scale_log2;     /* scale * log2(e) */
 } tess_sm80_backward_args;
 
 /*
- * The compiled shapes. A thread block has a tile of rows or keys, and the other side comes by in
- * steps; X(largest head_dim, tile, step, warps, stages of a step's items in shared memory, and how
- * many ways the warps share the tile for scores and for sums, and the step for the sums of its
- * items). The first shape of a head_dim needs more shared memory than the second.
+ * The compiled shapes. The compiled shapes. A thread block holds a tile of rows or keys and walks
+ * over the other side in steps. X(largest head_dim, tile, step, warps, pipeline stages of a step's
+ * items, and three divisions among warps: of the tile for scores, of the tile for sums, and of the
+ * step for sums of its items). The first shape of a head_dim needs more shared memory than the
+ * second.
  */
 #define TESS_SM80_BACKWARD_SHAPES(X) \
     X(64, 128, 64, 8, 2, 4, 4, 2)    \
@@ -36,7 +37,7 @@ typedef struct tess_sm80_backward_args {
     X(256, 64, 32, 8, 2, 4, 2, 2)    \
     X(256, 32, 32, 4, 1, 2, 1, 2)
 
-/* Those of the single pass in which half of the warps run ahead, where there is most shared
+/* Shapes of the single pass in which half of the warps run ahead, for devices with the most shared
  * memory. */
 #define TESS_SM80_BACKWARD_SKEWED_SHAPES(X) \
     X(64, 128, 64, 8, 2, 4, 4, 2)           \

@@ -2,11 +2,11 @@
 /*
  * The pass over columns of the backward kernel for Ampere and later, which makes dK and dV: a
  * thread block takes a column, and walks over the rows of its segments, head after head
- * (backward_columns.h). As a single pass it also adds dQ of the rows to their accumulators, without
- * an order.
+ * (backward_columns.h). As a single pass it also adds dQ to the rows' accumulators, in no fixed
+ * order.
  *
- * While a step is worked on, the next one is copied, by the numbers of its rows. Those of the third
- * one are found meanwhile, with LSE and Delta, and where the fourth one begins.
+ * Steps are pipelined. While one is multiplied, the next is copied by its row numbers, the rows of
+ * the third are found with their LSE and Delta, and so is the start of the fourth.
  */
 #ifndef TESS_CUDA_SM80_BACKWARD_COLUMNS_CUH
 #define TESS_CUDA_SM80_BACKWARD_COLUMNS_CUH
@@ -34,7 +34,7 @@ enum : uint32_t { NO_SEGMENT = ~0u };
 
 /* The head of shared memory; the matrices follow. */
 template <int TILE, int STEP, bool SKEWED> struct alignas(16) columns_memory {
-    /* Step n has place n modulo these. Without SKEWED this is all that an A100 has room for. */
+    /* Step n uses entry n modulo these. Without SKEWED, an A100 has room for no more. */
     enum {
         STEPS = SKEWED ? 8 : 4,
         ROWS = SKEWED ? 4 : 3,
@@ -47,16 +47,17 @@ template <int TILE, int STEP, bool SKEWED> struct alignas(16) columns_memory {
     float *sums;             /* ... and among the accumulators of dQ */
     column_step steps[STEPS];
     int32_t rows[ROWS][STEP]; /* of the sequence; below 0: none, and nothing is read for it */
-    float lse[LSES][STEP];    /* in exponents of 2 */
+    float lse[LSES][STEP];    /* in base 2 */
     float delta[LSES][STEP];
     int32_t low[BOUNDS][TILE], high[BOUNDS][TILE]; /* rows at these positions keep the key */
-    uint32_t absent[LSES][2];                      /* some of a step's rows are, by warp */
-    /* Of a masked step: whether some row keeps some of 16 keys, by the warps that share these. */
+    uint32_t absent[LSES][2]; /* some of a step's rows are absent; a word a warp */
+    /* Of a masked step: whether any row keeps any of 16 keys; one flag for each warp that shares
+     * them. */
     uint8_t kept[KEPT][2][TILE / 16];
 };
 
-/* SINGLE: dQ too. SKEWED: half of the warps add dQ of the last step before they begin this one, and
- * the others after, so that products of some hide the exponentials of others. */
+/* SINGLE: makes dQ, too. SKEWED: half of the warps add dQ of the last step before they begin this
+ * one, and the others after it, so that products of one half hide exponentials of the other. */
 template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
     typedef typename Pass::T T;
     typedef columns_memory<Pass::TILE, Pass::STEP, SKEWED> memory;
@@ -97,7 +98,7 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
     __device__ __forceinline__ uint32_t token_of(uint32_t k) const {
         return tess_column_token(column_at(), k, tables(), a->common);
     }
-    /* Where key 0 of the kv head is in a tensor. */
+    /* The offset of the kv head's key 0 in a tensor. */
     __device__ __forceinline__ int64_t first_key(int64_t batch, int64_t token, int64_t head) const {
         const uint32_t *words = sequence();
         return words[TESS_WORD_SEQUENCE_KV_BATCH] * batch +
@@ -145,7 +146,7 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
         x.first_block = rows.first;
         x.blocks = rows.blocks;
         x.q_len = sequence()[TESS_WORD_SEQUENCE_Q_LEN];
-        /* All keys of the tile must be of the segment. */
+        /* Only a full tile, all of it in the segment, can go without a mask. */
         const bool all = keys() == Pass::TILE && !(rows.flags & TESS_CLASS_BITS) &&
                          TESS_LOW_HALF(masks) != TESS_ALL_ROWS && rows.first == 0 &&
                          rows.blocks == TESS_LOW_HALF(column(TESS_WORD_COLUMN_BLOCKS));
@@ -167,7 +168,7 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
         m->steps[n % memory::STEPS] = x;
     }
 
-    /* A row of a step: thread n has the n-th. */
+    /* A row of a step. Thread n finds the n-th. */
     struct found_row {
         int32_t row;
         float lse, delta;
@@ -233,7 +234,8 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
         return false;
     }
 
-    /* Nothing of a key that no row keeps may reach dQ of rows which keep others. */
+    /* Copies zeros for a key that no row keeps: its contents must not reach dQ of other keys'
+     * rows. */
     __device__ __forceinline__ void copy_tile() const {
         const tess_args *c = &a->common;
         const uint32_t used = keys();
@@ -415,7 +417,8 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
         copy_items(0);
     }
 
-    /* What threads find for later steps, between products that hide how long it takes. */
+    /* Prepares later steps. It loads before `work` and stores after, so that products hide the
+     * latency. */
     template <typename Work>
     __device__ __forceinline__ void find_next(uint32_t n, uint32_t segment, uint32_t next,
                                               const Work &work) const {
@@ -450,7 +453,7 @@ template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
             else
                 weigh<false>(n);
             if (SKEWED)
-                barrier_of(1 + ahead, HALF); /* a warp's sums are of keys of its own half */
+                barrier_of(1 + ahead, HALF); /* a warp sums over P and dS of its own half only */
             else
                 __syncthreads();
             find_next(n, segment, next, [&]() {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the passes of the backward kernel for Ampere and later have in common. A thread block has a
- * tile, of rows or of keys, and the items of the other side come by in steps:
+ * Shared by the passes of the backward kernel for Ampere and later. A thread block holds a tile of
+ * rows or keys, and walks over the items of the other side in steps:
  *
  *     pass       tile           items          sums of the tile
  *     rows       Q, dO          K, V           dQ += dS K
  *     columns    K, V           Q, dO          dK += dS^T Q, dV += P^T dO
  *
- * S and dP are the products of both tensors of the tile with those of the items. P and dS go
- * through shared memory as [tile][item], rounded to the type of the tensors: the warps share the
- * sums in another way than the scores, so that each reads as little as possible.
+ * S and dP are products of the tile's two tensors with those of the items. P and dS go through
+ * shared memory as [tile][item], rounded to the tensors' type: warps divide the sums in another way
+ * than the scores, so that each reads as little as possible.
  */
 #ifndef TESS_CUDA_SM80_BACKWARD_PASS_CUH
 #define TESS_CUDA_SM80_BACKWARD_PASS_CUH
@@ -19,20 +19,20 @@
 
 namespace tess {
 
-/* An operand of a product in shared memory, with rows of COLUMNS elements. What is summed over lies
- * along its rows or, with DOWN, from row to row. */
+/* An operand of a product in shared memory, with rows of COLUMNS elements. The product sums along
+ * its rows or, with DOWN, along its columns. */
 template <int COLUMNS, bool DOWN> struct operand {
     typedef row_places<COLUMNS> places;
 
-    /* Where a lane begins, at a row that is a multiple of 16 and a column that is one, too. LEFT:
-     * of the left operand, whose tiles are 16 of its rows (of the right one, 16 of its columns). */
+    /* A lane's first address, from a row and a column that are multiples of 16. LEFT: the left
+     * operand, whose fragments have 16 of its rows (those of the right one, 16 of its columns). */
     template <bool LEFT>
     static __device__ __forceinline__ uint32_t begin(uint32_t matrix, int row, int column,
                                                      uint32_t lane) {
         const uint32_t own = LEFT != DOWN ? places::own_rows(lane) : places::own_keys(lane);
         return places::step(matrix + row * places::ROW + own, column / 16);
     }
-    /* Tile `tile` at step `k` of the sum. */
+    /* Fragment `tile` at step `k` of the sum. */
     static __device__ __forceinline__ void load(uint32_t (&m)[4], uint32_t at, int tile, int k) {
         if (DOWN)
             ldmatrix_transposed(m, places::step(at, tile) + k * 16 * places::ROW);
@@ -41,13 +41,12 @@ template <int COLUMNS, bool DOWN> struct operand {
     }
 };
 
-/* Steps of 16 of a sum that are all taken. */
+/* Takes every step of 16 of a sum. */
 struct every_step {
     __device__ __forceinline__ bool operator()(int) const { return true; }
 };
 
-/* c += a b, where 16 K is the length of the sums, and only the steps of 16 that are `kept` are
- * read. */
+/* c += a b, with sums of length 16 K. Steps of 16 that are not `kept` are skipped. */
 template <typename T, typename A, typename B, int K, int M, int N, typename Kept = every_step>
 __device__ __forceinline__ void multiply(float (&c)[M][N][4], uint32_t a, uint32_t b,
                                          const Kept &kept = Kept()) {
@@ -90,7 +89,7 @@ struct backward_pass {
         MATRIX = TILE * ROW,    /* bytes of a tensor of the tile */
         ITEMS = STEP * ROW,     /* and of a step */
         WEIGHTS = TILE * STEP * 2,
-        /* What a warp has: fragments of 16 entries of the tile, and of 8 items or elements. */
+        /* A warp's fragments: 16 entries of the tile, and 8 items or elements. */
         SCORE_N = WARPS / SCORE_M,
         SM = TILE / SCORE_M / 16,
         SN = STEP / SCORE_N / 8,
@@ -129,8 +128,7 @@ struct backward_pass {
         return matrices + 2 * MATRIX + STAGES * 2 * ITEMS + which * WEIGHTS;
     }
 
-    /* The entry of the tile that s[t][n][2 * r] and the next one belong to, and the item of the
-     * first of them. */
+    /* The tile's entry at s[t][n][2 * r] and the next one, and the item of the first of both. */
     __device__ __forceinline__ int entry_of(int t, int r) const {
         return (warp / SCORE_N * SM + t) * 16 + r * 8 + lane / 4;
     }
@@ -186,7 +184,7 @@ struct backward_pass {
             right::template begin<false>(items_at(stage, tensor), 0, warp % SUM_N * UN * 8, now));
     }
 
-    /* The products of weights and a tensor of the tile, summed over its entries, for the items. */
+    /* Sums of the items: weights times a tensor of the tile, summed over its entries. */
     template <typename Kept = every_step>
     __device__ __forceinline__ void add_tile(float (&sums)[IM][IN][4], int which, int tensor,
                                              const Kept &kept = Kept()) const {
@@ -207,9 +205,9 @@ struct backward_pass {
 
     /* ---------------------------------------------------------------- results */
 
-    /* Writes sums of the tile times their factors, rounded or in float32, by way of the place of
-     * both of its tensors. `find` gives where an entry's row begins in the gradient, or a number
-     * below 0 for one that has none, and `factor` what it is multiplied by: 0 makes it 0, whatever
+    /* Writes the tile's sums times their factors, rounded or in float32, through the shared
+     * memory of its two tensors. `find` returns where an entry's row begins in the gradient, or
+     * a negative number if it has none. `factor` returns what multiplies it: 0 gives 0, whatever
      * the sum is. */
     template <typename Find, typename Factor>
     __device__ __forceinline__ void store(const float (&sums)[UM][UN][4], void *out, bool wide,

@@ -10,8 +10,8 @@
 
 namespace tess {
 
-/* A row of the tile: LSE in exponents of 2, Delta, its position, and its query block counted from
- * the tile's first one. */
+/* A row of the tile: LSE in base 2, Delta, its position, and its query block, counted from the
+ * tile's first. */
 struct alignas(16) tile_row {
     float lse, delta;
     int32_t position, block;
@@ -38,7 +38,7 @@ template <typename Pass> struct rows_pass : Pass {
 
     __device__ __forceinline__ bool is_dead(int e) const { return m->rows[e].lse == TESS_DEAD_LSE; }
 
-    /* Where entry e of the tile is in a tensor; below 0 past the last one. */
+    /* The offset of the tile's entry e in a tensor; negative past the last entry. */
     __device__ __forceinline__ int64_t place_of(int e, int64_t batch, int64_t token,
                                                 int64_t head) const {
         const job_words *j = &m->job;
@@ -82,7 +82,7 @@ template <typename Pass> struct rows_pass : Pass {
                                         });
     }
 
-    /* Writes the list of a step's keys. */
+    /* Writes the key list of a step. */
     __device__ __forceinline__ void list_keys(int step, int list) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
         if (thread >= Pass::STEP || step >= m->list.stages) return;

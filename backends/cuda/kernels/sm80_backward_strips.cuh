@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The accumulators of dQ in a single pass, and the stages that begin and end with them: a thread
- * block takes a strip, and a group of lanes one row of one head after the other.
+ * block takes a strip, and a group of lanes takes its rows one by one.
  */
 #ifndef TESS_CUDA_SM80_BACKWARD_STRIPS_CUH
 #define TESS_CUDA_SM80_BACKWARD_STRIPS_CUH
@@ -15,8 +15,9 @@ namespace tess {
 
 /*
  * Accumulators are [strips][n_heads][TESS_STRIP_ROWS][D] floats behind LSE and Delta of all strips.
- * Of 16 dims a lane of a fragment has 2 pairs, 8 apart. They lie as the device adds them fastest:
- * where it adds 4 floats at once, the 4 of a lane are neighbours, and elsewhere those of 4 lanes.
+ * Of 16 dims, a lane of a fragment has 2 pairs, 8 apart. Their order is the one that the device
+ * adds fastest: where it adds 4 floats at once, the 4 of a lane are neighbours; elsewhere those of
+ * 4 lanes are.
  */
 template <int D> struct accumulators {
     float *first; /* of the sequence */
@@ -38,7 +39,8 @@ template <int D> struct accumulators {
                            D;
     }
 
-    /* Where, in 16 dims, float n of lane `quarter` of the four that share a row is. */
+    /* The place, within 16 dims, of float n of lane `quarter`, of the four lanes that share a
+     * row. */
     static __device__ __forceinline__ int place(int quarter, int n) {
         return adds_vectors() ? quarter * 4 + n : n * 4 + quarter;
     }
@@ -64,7 +66,8 @@ template <int D> struct accumulators {
     }
 };
 
-/* The rows of a strip: `work(head, row, unit, number)` for each unit of 8 dims of each of them. */
+/* Calls work(there, number, sequence, head, row, unit) for each unit of 8 dims of a strip's
+ * rows. */
 template <int D, typename Work>
 __device__ __forceinline__ void each_unit(const tess_sm80_backward_args *a, const Work &work) {
     enum { LANES = D / 8 };
@@ -76,7 +79,7 @@ __device__ __forceinline__ void each_unit(const tess_sm80_backward_args *a, cons
     const uint32_t rows =
                        min(sequence[TESS_WORD_SEQUENCE_Q_LEN] - first, (uint32_t)TESS_STRIP_ROWS),
                    count = rows * c->page, step = blockDim.x / LANES;
-    /* All lanes of a warp take as many turns, since they sum up together. */
+    /* All lanes of a warp loop equally often, because `work` may sum across them. */
     for (uint32_t at = 0; at < count; at += step) {
         const uint32_t n = at + threadIdx.x / LANES;
         const bool there = n < count;
@@ -93,8 +96,8 @@ __device__ __forceinline__ int64_t row_place(const uint32_t *sequence, uint32_t 
     return sequence[TESS_WORD_SEQUENCE_BATCH] * batch + (start + row) * token + head * head_stride;
 }
 
-/* LSE in exponents of 2 and Delta of each row, as the portable kernel leaves them, and accumulators
- * of 0. */
+/* Writes LSE in base 2 and Delta of each row, as the portable kernel does, and clears the
+ * accumulators. */
 template <typename T, int D> struct delta_stage {
     static __device__ __forceinline__ void run(const tess_sm80_backward_args *a) {
         const tess_args &args = a->common;

@@ -15,16 +15,17 @@ struct key {
     uint32_t kept;
 };
 
-/* The keys of a job in the order in which they are taken, which does not matter to a softmax: empty
- * ones, so that stages are full; then those that must be masked, beginning with the block that the
- * sequence's end cuts short, if the job has it; then all others, which need no test. */
+/* The keys of a job in the order in which the kernel takes them (a softmax allows any order). Empty
+ * keys come first and fill up the first stage. Then come the keys that need a mask, beginning with
+ * the block that the sequence's end cuts short, if the job has it. All others follow and need no
+ * test. */
 struct key_list {
-    int32_t stages, masked_stages; /* the first ones are masked */
+    int32_t stages, masked_stages; /* the first masked_stages need a mask */
     int32_t empty, short_keys;
     uint32_t first_following;          /* see find_following */
     uint32_t short_block, short_entry; /* a key block; where it is listed, or 0 */
     block_order order;                 /* whole blocks */
-    int32_t block, block_shift;        /* tokens; their log2, or -1 */
+    int32_t block, block_shift;        /* tokens of a block; log2 of that, or -1 */
     int32_t first_block;               /* the query block of the tile's first row */
     uint32_t flags, local, stride, shift;
 
@@ -42,7 +43,7 @@ struct key_list {
         short_block = j->kv_len / block;
         short_entry = 0;
         const int32_t rest = j->kv_len % block;
-        if (rest) { /* lists rise, so that block is at their end */
+        if (rest) { /* lists rise, so the short block can only be the last entry */
             if (w.interval_blocks > 0 && w.interval_start + w.interval_blocks - 1 == short_block) {
                 short_keys = rest;
                 w.interval_blocks--;
@@ -68,15 +69,15 @@ struct key_list {
         masked_stages = (int32_t)(((uint32_t)empty + masked + stage_keys - 1) / stage_keys);
     }
 
-    /* From the key first_following on, each `run` keys, counted from key 0, follow each other in
-     * one block. Whole blocks are at the list's end, and `run` divides the keys of all stages.
-     * Nothing of it counts where `run` is 0. */
+    /* Finds first_following: from that key on, each `run` keys, counted from key 0, are consecutive
+     * within one block. This holds because whole blocks end the list and `run` divides the keys of
+     * all stages. With `run` 0 there are no such keys. */
     __device__ __forceinline__ void find_following(int32_t run) {
         const uint32_t first = (uint32_t)(empty + short_keys);
         first_following = !run || block % run ? ~0u : (first + run - 1) / run * run;
     }
 
-    /* The n-th key of all; what it is kept by is only found where it is `masked`. */
+    /* The n-th key of the list. Its `kept` is found only where it is `masked`. */
     __device__ __forceinline__ key find(uint32_t n, const uint32_t *entries, const uint32_t *bits,
                                         bool masked) const {
         key x = {NO_TOKEN, ~0u};
@@ -93,17 +94,17 @@ struct key_list {
         if (!masked) return x;
         if ((flags & TESS_CLASS_LOCAL) && (j + shift) % stride != 0)
             x.kept = blocks_below((int64_t)j + local - first_block);
-        if (flags & TESS_CLASS_BITS) x.kept &= bits[entry]; /* these are all listed */
+        if (flags & TESS_CLASS_BITS) x.kept &= bits[entry]; /* all its blocks are listed */
         return x;
     }
 };
 
 /* What a row of a tile compares keys with. */
 struct row_bounds {
-    int32_t cap, low, high; /* most token of sinks; least and most of others */
+    int32_t cap, low, high; /* largest kept sink; smallest and largest other kept token */
     int32_t block;          /* the row's query block, counted from the tile's first one */
 
-    /* Without branches, as these are asked for every score of a masked stage. */
+    /* Has no branches, because it runs for every score of a masked stage. */
     __device__ __forceinline__ bool keeps(const key &x, int32_t sinks) const {
         const bool sink = x.token < sinks;
         const int32_t least = sink ? 0 : low, most = x.kept >> block & 1 ? (sink ? cap : high) : -1;

@@ -37,21 +37,21 @@ typedef struct tess_sm90_backward_maps {
 typedef struct tess_sm90_backward_args {
     tess_sm90_tensor tensor[TESS_SM90_TENSORS];
     tess_arg_u64 tables;
-    /* LSE in exponents of 2, and Delta, of each row: for each query head and strip, the rows' LSE
-     * and behind them their Delta. The LSE of rows that contribute nothing, or do not exist, is
-     * infinite, and their Delta is 0. */
+    /* LSE in base 2 and Delta of each row: for each query head and strip, first LSE of its rows and
+     * then their Delta. A row that contributes nothing, or does not exist, has an infinite LSE and
+     * a Delta of 0. */
     tess_arg_u64 rows;
     /* dQ of each query head and strip, in float32 and without the scale, in the order of the
      * registers that it is summed in (epilogue_backward.cuh). */
     tess_arg_u64 accumulators;
-    /* u32 that is 0 before the launch: columns handed out */
+    /* u32 that is 0 before the launch: columns claimed */
     tess_arg_u64 counter;
     /* [0: additions to dQ have no order] u32 of each query head and strip: tessera_turns.h */
     tess_arg_u64 turns;
     /* 32-bit words from the start of the tables; items_at is the first job of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, segments_at, entries_at, bits_at,
         first_strips_at;
-    tess_arg_u32 items, first_item; /* the latter among the plan's columns */
+    tess_arg_u32 items, first_item; /* columns of the launch; the first among the plan's */
     tess_arg_u32 head_dim;          /* the real one, at most the instance's */
     tess_arg_u32 block, group, heads, strips;
     float scale;
@@ -65,7 +65,7 @@ typedef struct tess_sm90_backward_args {
 } tess_sm90_backward_args;
 
 /* The compiled shapes: X(largest head_dim, rows of a step and of a strip). A column has 128 keys.
- * Either way a step's S, dP and dQ fit the registers that dK and dV leave over. */
+ * In both shapes S, dP and dQ of a step fit the registers that dK and dV leave. */
 #define TESS_SM90_BACKWARD_INSTANCES(X) X(64, 128) X(128, 64)
 
 enum {
@@ -75,8 +75,8 @@ enum {
     TESS_SM90_FINISH_THREADS = 256
 };
 
-/* Bytes of shared memory: K and V; three stages of Q and two of dO; two of dS; dQ on its way out;
- * and 12 KiB for rows, barriers and descriptions. */
+/* Bytes of shared memory: K and V; three stages of Q and two of dO; two of dS; dQ until it is
+ * added; and 12 KiB for rows, barriers and descriptions. */
 #define TESS_SM90_BACKWARD_SHARED(head_dim, rows) \
     (2 * 128 * 2 * (head_dim) + 5 * 2 * (rows) * (head_dim) + 2 * 2 * 128 * (rows) + 32768 + 12288)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The epilogue of the kernel for Hopper: a consumer divides O by its row sums and leaves it in the
- * place of Q in shared memory; the fourth producer warp writes it out of there. */
+/* The epilogue of the kernel for Hopper: a consumer divides O by row_sum and leaves it in shared
+ * memory, in the place of Q. The fourth producer warp writes it from there. */
 #ifndef TESS_CUDA_SM90_EPILOGUE_CUH
 #define TESS_CUDA_SM90_EPILOGUE_CUH
 
@@ -10,7 +10,7 @@
 
 namespace tess {
 
-/* A thread's place among the consumers. `row` is its first row in the tile, the other one is 8
+/* A thread's place among the consumers. `row` is its first row in the tile; its other row is 8
  * below. */
 struct consumer_place {
     int warpgroup, warp, lane, row;
@@ -19,8 +19,8 @@ struct consumer_place {
 template <typename T, typename Shape> struct epilogue {
     static constexpr int D = Shape::D, CHUNK_BYTES = Shape::ROWS * 128;
 
-    /* Divides O by the row sums and stores it in shared memory. A warp writes its own 16 rows, in
-     * the place of the same rows of Q. */
+    /* Divides O by row_sum and stores it in shared memory. A warp writes its own 16 rows in the
+     * place of the same rows of Q. */
     static __device__ __forceinline__ void store_o_shared(shared_memory<Shape> *m, int q_stage,
                                                           const consumer_place &at,
                                                           const float (&row_sum)[2],
@@ -28,7 +28,7 @@ template <typename T, typename Shape> struct epilogue {
         const float inverse[2] = {reciprocal(row_sum[0]), reciprocal(row_sum[1])};
 #pragma unroll
         for (int x = 0; x < D / 2; x++) o[x] *= inverse[x / 2 % 2];
-        /* a row that has seen no key is 0, whatever its registers hold */
+        /* a row without keys becomes 0, whatever its registers hold */
         if (__any_sync(~0u, row_sum[0] == 0 || row_sum[1] == 0)) {
 #pragma unroll
             for (int x = 0; x < D / 2; x++) o[x] = row_sum[x / 2 % 2] == 0 ? 0.0f : o[x];
@@ -46,8 +46,8 @@ template <typename T, typename Shape> struct epilogue {
         fence_async_proxy();
     }
 
-    /* Writes a row's m and l into a partial. Exponentials are relative to a rounded product of m
-     * and scale, and l makes up for the rounding. */
+    /* Writes row_max (m) and row_sum (l) of a row into a partial. Exponentials are relative to the
+     * rounded product of m and scale_log2, so l is corrected for the rounding. */
     static __device__ __forceinline__ void store_max_sum(const softmax_state &softmax, int r,
                                                          float *to, uint32_t partial_rows) {
         const float row_max = softmax.row_max[r], row_sum = softmax.row_sum[r];
@@ -72,7 +72,7 @@ template <typename T, typename Shape> struct epilogue {
         }
     }
 
-    /* Writes LSE, or a partial with its O, m and l. */
+    /* Writes LSE, or a partial: O, row_max and row_sum. */
     static __device__ __forceinline__ void store_lse(const tess_sm90_args *a, const tile_info *t,
                                                      const consumer_place &at, float scale,
                                                      const softmax_state &softmax,
@@ -106,15 +106,15 @@ template <typename T, typename Shape> struct epilogue {
     }
 };
 
-/* The fourth producer warp writes O out of shared memory and gives the stages of Q back:
- * boxes of BOX_ROWS rows by TMA, other rows by plain stores of ROW_LANES lanes each. */
+/* The fourth producer warp writes O from shared memory and releases the stages of Q. It writes
+ * boxes of BOX_ROWS rows by TMA, and other rows by plain stores of ROW_LANES lanes each. */
 template <typename Shape>
 __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tensor_map *o_map,
                                         const tess_sm90_args *a) {
     constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_STAGES = Shape::Q_STAGES;
     constexpr int BOX_ROWS = 16, ROW_LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32,
                   AT_ONCE = 32 / ROW_LANES,
-                  AHEAD = Shape::CONSUMERS == 2 ? 4 : 2; /* loads; registers are few */
+                  AHEAD = Shape::CONSUMERS == 2 ? 4 : 2; /* loads in flight; registers are few */
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % ROW_LANES;
     grid_dependency_wait();
@@ -129,7 +129,8 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
         const int64_t first = t->q_start + t->row;
         const bool one_head = t->heads == 1;
         const uint32_t rows_inverse = one_head ? 0 : t->rows_inverse;
-        /* Rows past the end are left out of a box where they are outside of the tensor. */
+        /* A box may reach past the rows only where that is outside of the tensor: TMA leaves those
+         * rows out. */
         const bool boxed = (a->tma & 4) && one_head && lane < ROWS / BOX_ROWS &&
                            lane * BOX_ROWS < all &&
                            (lane * BOX_ROWS + BOX_ROWS <= all || t->ends_tensor);
@@ -163,7 +164,8 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
             }
         }
         tma_store_wait_read();
-        fence_async_proxy(); /* the next tile of Q is loaded over what plain loads have read */
+        /* plain loads have read what TMA will overwrite with the next tile of Q */
+        fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
             mbarrier_arrive(&m->q_empty[q_stage]);

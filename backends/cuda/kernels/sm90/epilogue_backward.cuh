@@ -9,8 +9,8 @@
 
 namespace tess {
 
-/* Four lanes have a word each of four units of 16 bytes. Afterwards each has a whole unit, the
- * lane's own number among the four. */
+/* Transposes among four lanes. Each has one word of each of four 16-byte units before, and the
+ * whole unit of its own number after. */
 __device__ __forceinline__ uint4 gather_unit(const uint32_t (&w)[4], int lane) {
     uint32_t x[4] = {w[0], w[1], w[2], w[3]};
     const bool odd = lane & 1, upper = lane & 2;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_gradient(const float (&x)[N], float scale,
     }
 }
 
-/* Of a gradient and its kind, but for the rows. */
+/* The description of a gradient, without its rows. */
 __device__ __forceinline__ gradient_rows gradient_of(const tess_sm90_backward_args *a, int tensor,
                                                      uint32_t kind, int32_t columns) {
     gradient_rows to;

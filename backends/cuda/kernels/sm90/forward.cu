@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward attention for Hopper (sm_90a): tensor memory copies (TMA), warpgroup matrix products
- * (wgmma), persistent thread blocks of specialised warps. A file has each stage of the pipeline:
+ * (wgmma), persistent thread blocks of specialised warps. Each part of the kernel has its file:
  *
  *   schedule.cuh          warp 0: reads jobs, describes tiles, claims the next job
  *   load.cuh              warps 0, 1, 2: Q, K and V, each into a ring in shared memory that it
@@ -10,21 +10,21 @@
  *   mask.cuh, softmax.cuh what these do with S in registers
  *   epilogue.cuh          O, LSE and partials; warp 3 writes O
  *
- * The product of the next keys is under way while a warpgroup is in its softmax, and warpgroups
- * take turns in issuing products, so that one multiplies while the other exponentiates.
+ * While a warpgroup is in its softmax, its product with the next keys is in flight. Warpgroups take
+ * turns in issuing products, so that one multiplies while the other exponentiates.
  *
- * Keys come in stages of KEYS, made of pieces of up to 64 tokens that need not be neighbours: the
- * order of keys does not matter to a softmax. Pieces that must be masked come first (preceded by
- * empty ones, so that stages are full), and all later stages run without any test.
+ * Keys come in stages of KEYS. A stage is made of pieces of up to 64 tokens, which need not be
+ * neighbours, since a softmax allows any order of keys. Pieces that need a mask come first, after
+ * empty ones that fill up the first stage. All later stages run without any test.
  *
- * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local
- * window not its first ones. Where both are so, these keys share the first stage: it is halved, and
- * each warpgroup takes its own half.
+ * Of two query blocks of 64 rows, the lower one does not keep the last keys of the upper one. With
+ * a local window, the upper one does not keep the first keys of the lower one either. Then these
+ * keys share the first stage: it is halved, and each warpgroup takes its own half.
  *
- * A stage whose pieces are neighbours, or entries of one list at the list's step, is one copy for
- * 64 columns. Any other stage is loaded piece by piece. Of K and V in pages or by slot, a piece
- * lies in one page and one slot; one in an absent page is masked, and zeros are loaded in its
- * place.
+ * A stage is loaded with one copy for each 64 columns if its pieces are neighbours, or entries of
+ * one list at the list's step. Any other stage is loaded piece by piece. With K and V in pages or
+ * by slot, a piece lies in one page and one slot. A piece in an absent page is masked, and zeros
+ * are loaded in its place.
  *
  * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv
  * 2407.08608).
@@ -58,7 +58,7 @@ template <typename Shape> __device__ __forceinline__ void init_barriers(shared_m
     fence_async_proxy();
 }
 
-/* Asks for the tensor maps that a producer warp uses. By one thread of each. */
+/* Prefetches the tensor maps that a producer warp uses. By one thread of each. */
 __device__ __forceinline__ void prefetch_maps(const tess_sm90_maps *maps, const tess_sm90_args *a,
                                               int32_t warp) {
     if (warp == 3) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void prefetch_maps(const tess_sm90_maps *maps, const 
     }
 }
 
-/* `first` has the words of the thread block's first job of `jobs`, in warp 0. */
+/* `first` holds the words of the thread block's first job, in warp 0; the launch has `jobs`. */
 template <typename Shape>
 __device__ __forceinline__ void produce(shared_memory<Shape> *m, const tess_sm90_maps *maps,
                                         const tess_sm90_args *a, int32_t warp, uint32_t jobs,
@@ -119,17 +119,17 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
                   "the host asks for enough shared memory");
     shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    /* What a step's tables hold was written by a kernel. */
+    /* a kernel wrote the step's tables */
     if (a->common.flags & TESS_ARGS_STEP) grid_dependency_wait();
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     warp_words first;
     if (warp == 0)
-        first.read(a, blockIdx.x, jobs, threadIdx.x % 32); /* which takes a while */
+        first.read(a, blockIdx.x, jobs, threadIdx.x % 32); /* early: it takes a while */
     else if (warp < 4 && threadIdx.x % 32 == 0)
         prefetch_maps(maps, a, warp);
     if (threadIdx.x == 128) init_barriers(m);
     __syncthreads();
-    /* Of 65,536 registers, less what the compiler leaves over when it divides them by all
+    /* Divides 65,536 registers anew, less those left over when the compiler divides them by all
      * threads. */
     if (threadIdx.x < 128) {
         registers_decrease<Shape::CONSUMERS == 2 ? 56 : 32>();

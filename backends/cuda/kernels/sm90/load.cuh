@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The producer warps of the kernel for Hopper that load. One describes tiles and loads Q, one loads
- * K and one V, each as far ahead as its ring is deep. Tile descriptions are a ring too, so a warp
- * is in the next tile as soon as it is done with the last.
+ * K and one loads V, each as far ahead as its ring is deep. Tile descriptions form a ring, too, so
+ * a warp goes on to the next tile without waiting for the others.
  */
 #ifndef TESS_CUDA_SM90_LOAD_CUH
 #define TESS_CUDA_SM90_LOAD_CUH
@@ -13,9 +13,9 @@
 
 namespace tess {
 
-/* Copies rows to where a TMA load would have put them, from row `first` of the stage on. Rows past
- * `valid`, and elements past head_dim, become 0. By one warp, which waits for its asynchronous
- * copies afterwards, so that all aligned rows are under way at once. */
+/* Copies rows to where a TMA load would put them, from row `first` of the stage on. Rows past
+ * `valid` and elements past head_dim become 0. By one warp, which waits for its asynchronous copies
+ * afterwards, so that all aligned rows are in flight at once. */
 template <int CHUNKS>
 __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int32_t first,
                                           const uint16_t *from, int64_t stride, int32_t rows,
@@ -34,7 +34,7 @@ __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int
     }
 }
 
-/* Loads the rows of a tile into its stage of Q, when the results before them have left it. */
+/* Loads the rows of a tile into its stage of Q, once the O before them has left it. */
 template <typename Shape>
 __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tensor_map *q_map,
                                        const tess_sm90_args *a, const job_words &j, uint32_t tile,
@@ -42,14 +42,14 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
     constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS;
     const tess_args *c = &a->common;
     const int q_stage = tile % Shape::Q_STAGES;
-    /* A box that reaches past the sequence is read only where that is past the map too: behind the
-     * last sequence there may be no memory. */
+    /* A box may reach past the sequence only where that is past the map, too: behind the last
+     * sequence there may be no memory. */
     const bool boxed = (a->tma & 1) && j.heads == 1 &&
                        (j.row + ROWS <= j.q_len || (uint32_t)(j.q_start + j.q_len) == a->q_tokens);
     const int chunk = lane / Shape::CONSUMERS, first_row = lane % Shape::CONSUMERS * 64;
     const int32_t token = (int32_t)j.q_start + j.row + first_row;
     const bool copies = boxed && lane < Shape::CONSUMERS * CHUNKS;
-    /* Rows are in the L2 cache by the time that the results in their place are written. */
+    /* Prefetch, so that rows are in L2 by the time O has left their place. */
     if (copies) tma_prefetch(q_map, chunk * 64, token, j.head, j.batch);
     mbarrier_wait(&m->q_empty[q_stage], (tile / Shape::Q_STAGES & 1) ^ 1);
     if (boxed) {
@@ -65,7 +65,8 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
             copy_rows<CHUNKS>(m->q[q_stage][0], ROWS * 128, h * j.rows, q + h * c->q_head,
                               c->q_token, j.rows, j.rows, c->head_dim, a->wide & 1);
         }
-        /* Rows that are not there are zeros, since softmax does more for large scores. */
+        /* Clear missing rows: garbage could make large scores, for which the softmax does more
+         * work. */
         const int32_t all = j.rows * j.heads;
         copy_rows<CHUNKS>(m->q[q_stage][0], ROWS * 128, all, q, 0, ROWS - all, 0, 0, false);
         cp_async_wait_all();
@@ -76,7 +77,7 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
 }
 
 /* The first producer warp: describes the tiles of the thread block and loads their rows of Q.
- * `words` are those of its first job, of `jobs` in all. */
+ * `words` are those of its first job; the launch has `jobs`. */
 template <typename Shape>
 __device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tess_tensor_map *q_map,
                                               const tess_sm90_args *a, uint32_t jobs,
@@ -104,8 +105,8 @@ __device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tes
     }
 }
 
-/* The n-th piece of a tile, and its block: those of a halved stage, then empty ones, which have no
- * token, then the others. */
+/* The n-th piece of a tile, and its block. Pieces of a halved stage come first, then empty ones,
+ * which have no token, then the others. */
 __device__ __forceinline__ piece find_piece(const tile_info *t, int32_t n, int block_pieces,
                                             int block_shift, int piece_shift,
                                             const uint32_t *entries, const uint32_t *bits,
@@ -146,7 +147,7 @@ template <int BYTES, int STAGES> struct kv_ring {
  * masked stages. */
 template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
     static constexpr int CHUNKS = Shape::CHUNKS, KEYS = Shape::KEYS;
-    /* Stages of a tile that are still to be loaded when the next job is claimed. Its words take
+    /* The next job is claimed when so many stages of a tile remain to be loaded. Its words take
      * about two stages to arrive. */
     static constexpr int CLAIM_STAGES = 3;
     typedef kv_ring<CHUNKS * KEYS * 128, STAGES> ring;
@@ -157,7 +158,8 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
     int lane, piece_shift, piece_tokens, stage_pieces, block_pieces, block_shift;
     /* of the tile */
     const tile_info *t;
-    int32_t start; /* of what placed_piece.at counts; tensor maps have no more tokens than 2^31 */
+    /* the token that placed_piece.at counts from; tensor maps have at most 2^31 tokens */
+    int32_t start;
     int32_t kv_len, kv_head;
     bool ends_map;
 
@@ -180,7 +182,7 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
         return Shape::PLACED && (a->common.flags & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT));
     }
 
-    /* 32 pieces from the n-th of the tile on, one in each lane. */
+    /* The tile's pieces from the n-th on, one in each of 32 lanes. */
     __device__ __forceinline__ placed_piece find_pieces(int32_t n) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
         placed_piece p;
@@ -238,7 +240,7 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
         __syncwarp();
     }
 
-    /* Loads a stage piece by piece. Those in `plain` are copied by plain loads. */
+    /* Loads a stage piece by piece. Pieces with a bit in `plain` are copied without TMA. */
     __device__ __forceinline__ void load_pieces(int stage, bool own, const placed_piece &own_piece,
                                                 uint32_t plain) const {
         uint8_t *at = to.stages[stage];
@@ -273,20 +275,22 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
         }
     }
 
-    /* Loads stage n of all tiles, whose pieces are in the lanes from `first` on, modulo 32. */
+    /* Loads stage n, counted through all tiles. Its pieces are in the lanes from `first` on, modulo
+     * 32. */
     __device__ __forceinline__ void load_stage(uint32_t n, int32_t first, const placed_piece &found,
                                                bool masked) const {
         const int stage = n % STAGES;
-        placed_piece p; /* each of these comes from a lane modulo 32 */
+        placed_piece p; /* shuffles take the lane modulo 32 */
         p.x.token = __shfl_sync(~0u, found.x.token, first + lane);
         p.at = __shfl_sync(~0u, found.at, first + lane);
         p.batch = __shfl_sync(~0u, found.batch, first + lane);
         const bool own = lane < stage_pieces, empty = p.x.token == NO_TOKEN,
                    cut = own && !empty && p.x.token + piece_tokens > kv_len && !ends_map;
-        /* pieces that plain loads have to copy, since a box would reach past the sequence's end */
+        /* pieces to copy without TMA, for example where a box would reach past the sequence's
+         * end */
         const uint32_t plain = __ballot_sync(~0u, own && (!(a->tma & 2) || cut));
         const int map = choose_map(own, p, plain);
-        /* The consumers gave this place back with an earlier stage. */
+        /* This entry is free: the consumers released it with an earlier stage. */
         if (OF_K && paged()) {
             const uint32_t absent = __ballot_sync(~0u, own && empty);
             if (lane == 0) m->holes[n % Shape::PIECE_STAGES] = absent;
@@ -297,7 +301,8 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
             if (own) m->pieces[n % Shape::PIECE_STAGES][lane] = p.x;
             __syncwarp();
         }
-        /* What follows the wait is short: with two stages, keys arrive little before their turn. */
+        /* Keep what follows the wait short: with two stages, keys arrive barely before they are
+         * needed. */
         mbarrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
         if (map)
             load_whole(stage, map, p.at, p.batch);
@@ -311,7 +316,7 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
         for (uint32_t tile = 0;; tile++) {
             t = &m->tiles[tile % TILES];
             mbarrier_wait(&m->tile_full[tile % TILES], tile / TILES & 1);
-            /* a shuffle tells the compiler that all lanes have the same */
+            /* the shuffle tells the compiler that the value is uniform across the warp */
             const int32_t stages = __shfl_sync(~0u, t->stages, 0);
             if (stages < 0) return;
             const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0);

@@ -9,8 +9,8 @@
 
 namespace tess {
 
-/* Copies a step's rows by plain loads to where a TMA load would have put them. Rows that are not
- * `live` become 0 (a bit for each row of a group of 32), and so do elements past head_dim. */
+/* Copies a step's rows by plain loads to where a TMA load would put them. Rows that are not `live`
+ * become 0 (a bit for each row of a group of 32), and so do elements past head_dim. */
 template <typename Shape>
 __device__ __forceinline__ void copy_live_rows(uint8_t *to, const uint16_t *from, int64_t stride,
                                                const uint32_t (&live)[Shape::ROWS / 32],
@@ -80,8 +80,8 @@ template <typename Shape> struct row_loader {
             lse[group] = rows[group * 32];
             delta[group] = rows[ROWS + group * 32];
         }
-        /* Rows that contribute nothing may hold anything, and so do not come in a box, in which
-         * what is behind the tensor is 0. */
+        /* Rows that contribute nothing may hold anything, so a box must not bring them; past the
+         * tensor's end a box brings zeros. */
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             const bool dead = lse[group] == -MINUS_INFINITY;

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The mainloop of backward on Hopper: what a consumer warpgroup does with its 64 keys of each
- * column.
+ * The mainloop of backward on Hopper: a consumer warpgroup computes its 64 keys of each column.
  *
  * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T is the left operand of
  * dV += P^T dO as it is, in registers. Both warpgroups leave dS^T in shared memory. From there each
  * takes its own keys for dK += dS^T Q, and all keys for its half of dQ = dS K: 64 of its dims, or
  * 64 rows.
  *
- * The tensor cores multiply while the elements of a step are worked on: behind dV and dQ of a step
- * come S^T and dP^T of the next one and only then its own dK, under which the next step's dS^T is
- * made.
+ * Products overlap with exponentials. Behind dV and dQ of a step, S^T and dP^T of the next one are
+ * issued, and only then the step's own dK: while that is in flight, dS^T of the next step is
+ * computed.
  */
 #ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
 #define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
@@ -26,10 +25,10 @@ enum { DS_BARRIER = 1 };
 template <typename T, typename Shape> struct mainloop_backward {
     static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
                          ROW_BYTES = Shape::ROW_BYTES;
-    /* LSE and Delta come into registers while products are under way. */
+    /* Load LSE and Delta into registers while products are in flight. */
     static constexpr bool LOADS_AHEAD = D > 64;
-    /* dK of the step before is issued amid the exponentials, not before them: with 64 of these to a
-     * thread, half of them need not wait until dK can be queued. */
+    /* Issue dK of the step before in the middle of the exponentials. A thread has 64 of them, so
+     * half need not wait until dK can be queued. */
     static constexpr bool ISSUES_DK_AMID = ROWS > 64;
 
     backward_memory<Shape> *m;
@@ -45,7 +44,7 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     /* ---------------------------------------------------------------- products */
 
-    /* A descriptor's low word that a shuffle makes the same for all lanes. */
+    /* A descriptor's low word, made uniform across the warp by a shuffle. */
     __device__ __forceinline__ uint32_t operand(const void *at, uint32_t leading = 16) const {
         return __shfl_sync(~0u, descriptor_low(at, leading), 0);
     }
@@ -236,8 +235,8 @@ template <typename T, typename Shape> struct mainloop_backward {
         issue_scores(dp, m->v[0], m->d_o[n % D_O_STAGES][0]);
     }
 
-    /* P^T and dS^T of step n, whose S^T is under way. TRAILED: dK of the step before, behind
-     * dP^T. */
+    /* Computes P^T and dS^T of step n, whose S^T is in flight. TRAILED: dK of the step before is in
+     * flight, too, behind dP^T. */
     template <bool TRAILED> __device__ __forceinline__ void finish_scores(uint32_t n) {
         const step_info *x = &m->steps[n % STEPS];
         issue_dp(n);
@@ -264,8 +263,8 @@ template <typename T, typename Shape> struct mainloop_backward {
     }
 
     /* The gradients of a step whose P^T and dS^T are there, dQ out of `units` of 16 keys from
-     * `first` on. CHAINED: P^T and dS^T of the next step are made meanwhile. Nothing is under way
-     * before and after it: the compiler would not keep it so across a loop. */
+     * `first` on. CHAINED: P^T and dS^T of the next step are computed meanwhile. No product is in
+     * flight before or after: the compiler would not keep one in flight across a loop. */
     template <bool CHAINED>
     __device__ __forceinline__ void finish_step(uint32_t n, int first, const int units, bool last) {
         if (last) release(&m->v_empty);
@@ -292,7 +291,7 @@ template <typename T, typename Shape> struct mainloop_backward {
         }
     }
 
-    /* P^T and dS^T of a step in which not all keys have a share. */
+    /* Computes P^T and dS^T of a step in which not all keys take part. */
     __device__ __forceinline__ void score_masked(uint32_t n, const step_info *x) {
         issue_s(n);
         issue_dp(n);
@@ -308,9 +307,10 @@ template <typename T, typename Shape> struct mainloop_backward {
         differentiate<true>(n, active);
     }
 
-    /* A step in which the own keys have no share but in dQ. Its dO, which the other warpgroup has
-     * waited for, is released behind the barrier: stages of dO are fewer than those of Q, and the
-     * other warpgroup may not have released the stage's last rows before. */
+    /* A step in which the warpgroup's own keys contribute to nothing, and it only computes its half
+     * of dQ. The other warpgroup has waited for dO, so dO is released after the barrier: dO has
+     * fewer stages than Q, and before the barrier the other warpgroup may not have released the
+     * stage's last rows. */
     __device__ __forceinline__ void other_step(uint32_t n, bool last) {
         release(&m->q_empty[n % STEP_STAGES]);
         if (last) release(&m->v_empty);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The forward mainloop of the kernel for Hopper: what a consumer warpgroup does with its 64 query
- * rows of each tile.
+ * The forward mainloop of the kernel for Hopper: a consumer warpgroup computes its 64 query rows of
+ * each tile.
  *
- * S = Q K^T of the next stage is under way on the tensor cores while the warpgroup is in the
- * softmax of this one, and O += P V of the stage before follows it. Warpgroups issue in turns: each
- * waits at its own named barrier, and arrives at that of the next one.
+ * While the warpgroup is in the softmax of a stage, the tensor cores compute S = Q K^T of the next
+ * one, and behind it O += P V of the stage before. Warpgroups issue in turns: each waits at its own
+ * named barrier, and arrives at that of the next warpgroup.
  */
 #ifndef TESS_CUDA_SM90_MAINLOOP_FORWARD_CUH
 #define TESS_CUDA_SM90_MAINLOOP_FORWARD_CUH
@@ -27,8 +27,8 @@ template <typename T, typename Shape> struct mainloop_forward {
         Q_STAGES = Shape::Q_STAGES,
         K_STAGES = Shape::K_STAGES,
         V_STAGES = Shape::V_STAGES,
-        /* With room for two tiles of Q, a tile's first product is issued before the results of the
-         * tile before are stored, so that the tensor cores are busy meanwhile. */
+        /* With room for two tiles of Q, a tile's first product is issued before O of the last tile
+         * is stored, to keep the tensor cores busy meanwhile. */
         OVERLAPS_EPILOGUE = Q_STAGES > 1,
         /* tiles may begin with a halved stage */
         HALVES = KEYS == 128 && Shape::CONSUMERS == 2
@@ -37,21 +37,21 @@ template <typename T, typename Shape> struct mainloop_forward {
     shared_memory<Shape> *m;
     const tess_sm90_args *a;
     consumer_place at;
-    float scale; /* of the scores, without its sign */
+    float scale; /* |scale| */
     softmax_state softmax;
     score_mask mask;
     float s[KEYS / 2], o[D / 2]; /* S, and then P; O */
     uint32_t p[KEYS / 16][4];    /* P as the operand A of the second product */
-    bool keys_ready;             /* the next stage of K was seen to be full ahead of its use */
-    /* of the tile: the last masked stage's number and 1; its first stage is halved; it has a
+    bool keys_ready;             /* a test has shown that the next stage of K is full */
+    /* of the tile: stages that need a mask; whether its first stage is halved; whether it has a
      * window */
     int32_t masked_stages;
     bool halved, window;
 
     /* ---------------------------------------------------------------- products */
 
-    /* Operand addresses are found ahead of a product, and a shuffle makes them the same for all
-     * lanes, so that issuing one takes few instructions. */
+    /* Compute operand addresses ahead of a product, and make them uniform by a shuffle: then
+     * issuing the product takes few instructions. */
     __device__ __forceinline__ uint32_t q_operand(uint32_t tile) const {
         return __shfl_sync(~0u, descriptor_low(q_rows(tile % Q_STAGES), 16), 0);
     }
@@ -84,13 +84,13 @@ template <typename T, typename Shape> struct mainloop_forward {
         warpgroup_commit();
     }
 
-    /* The product of a halved stage begins at the warpgroup's own half. Its other half of S is not
-     * used. */
+    /* The first key of the product: in a halved stage, where the warpgroup's own half begins. The
+     * other half of S is unused then. */
     __device__ __forceinline__ int first_key() const {
         return halved ? (1 - at.warpgroup) * 64 : 0;
     }
 
-    /* P in registers is laid out as the operand A already; this only rounds it. */
+    /* Rounds P. In registers it is laid out as operand A already. */
     template <int COUNT> __device__ __forceinline__ void round_p() {
 #pragma unroll
         for (int x = 0; x < COUNT / 16; x++) {
@@ -129,18 +129,19 @@ template <typename T, typename Shape> struct mainloop_forward {
         masked_stages = t->masked_stages;
         halved = HALVES && __shfl_sync(~0u, t->halved, 0);
         window = __shfl_sync(~0u, t->flags & TESS_CLASS_WINDOW, 0);
-        return __shfl_sync(~0u, t->stages, 0); /* a shuffle tells the compiler that all are equal */
+        /* the shuffle tells the compiler that the value is uniform across the warp */
+        return __shfl_sync(~0u, t->stages, 0);
     }
 
-    /* Has the i-th stage of a tile, number `stage` of all, masked if some of its keys, which have
-     * arrived, lie in absent pages. Earlier stages are done. */
+    /* Marks the i-th stage of a tile as masked if some of its keys lie in absent pages. The keys
+     * have arrived, and earlier stages are done. `stage` is its number among all tiles' stages. */
     __device__ __forceinline__ void mask_hole(int32_t i, uint32_t stage) {
         if (Shape::PLACED && (a->common.flags & TESS_ARGS_PAGED) &&
             __shfl_sync(~0u, m->holes[stage % Shape::PIECE_STAGES], 0))
             masked_stages = max(masked_stages, i + 1);
     }
 
-    /* Waits for the rows of a tile and its first keys, and finds the mask of these. */
+    /* Waits for a tile's rows and its first keys, and finds their mask. */
     __device__ __forceinline__ void wait_first_keys(uint32_t tile, uint32_t stage) {
         const tile_info *t = &m->tiles[tile % TILES];
         mbarrier_wait(&m->q_full[tile % Q_STAGES], tile / Q_STAGES & 1);
@@ -154,7 +155,7 @@ template <typename T, typename Shape> struct mainloop_forward {
 
     /* ---------------------------------------------------------------- softmax of a stage */
 
-    /* Finds which of COUNT scores count, from a key of the stage on. */
+    /* Finds the mask of COUNT scores, from a key of the stage on. */
     template <int COUNT>
     __device__ __forceinline__ void find_mask(const tile_info *t, uint32_t stage, int first_key) {
         const piece *pieces =
@@ -165,7 +166,7 @@ template <typename T, typename Shape> struct mainloop_forward {
             mask.find<COUNT, false>(pieces, t, a->piece_shift, at.row);
     }
 
-    /* A scale below 0 changes the sign of scores; exponentials are made with its magnitude. */
+    /* Negates scores for a negative scale: the softmax uses its magnitude. */
     template <int N> __device__ __forceinline__ void apply_sign(float (&scores)[N]) const {
         if (a->common.scale < 0) {
 #pragma unroll
@@ -173,8 +174,8 @@ template <typename T, typename Shape> struct mainloop_forward {
         }
     }
 
-    /* Computes the scores of some rows once more, by a warp for itself: exponentials have taken
-     * their place. */
+    /* Computes the scores of some rows again, a warp on its own, because exponentials have replaced
+     * them. */
     __device__ __forceinline__ void recompute_scores(const bool (&rows)[2], const uint8_t *q,
                                                      uint32_t stage) {
         const uint32_t q_at = shared_address(q + at.warp * 16 * 128),
@@ -215,8 +216,7 @@ template <typename T, typename Shape> struct mainloop_forward {
         softmax.add(stage_sum);
     }
 
-    /* The same for a halved stage: the scores of the warpgroup's own half are the first half of
-     * S. */
+    /* The softmax of a halved stage: scores of the warpgroup's own half are the first half of S. */
     __device__ __forceinline__ void softmax_half(uint32_t stage) {
         float(&half)[32] = reinterpret_cast<float(&)[32]>(s);
         apply_sign(half);
@@ -228,7 +228,7 @@ template <typename T, typename Shape> struct mainloop_forward {
 
     /* ---------------------------------------------------------------- stages and tiles */
 
-    /* Issues the scores of a tile's first stage. */
+    /* Issues S of a tile's first stage. */
     __device__ __forceinline__ void issue_first_qk(uint32_t tile, uint32_t stage) {
         wait_first_keys(tile, stage);
         wait_turn();
@@ -250,8 +250,8 @@ template <typename T, typename Shape> struct mainloop_forward {
         }
     }
 
-    /* The i-th stage of a tile, after its first one: its scores, and the values of the stage
-     * before, which is number `stage` of all tiles. */
+    /* The i-th stage of a tile, after its first one: S of this stage, and O += P V of the stage
+     * before, which is number `stage` among all tiles' stages. */
     template <bool HALF>
     __device__ __forceinline__ void next_stage(uint32_t tile, uint32_t q, int32_t i,
                                                uint32_t stage) {
@@ -261,8 +261,9 @@ template <typename T, typename Shape> struct mainloop_forward {
         wait_turn();
         issue_qk(q, k);
         mask_hole(i, stage + 1);
-        /* The search for masks lasts about as long as a product: two warpgroups wait less for each
-         * other if it is made before the second product, and three if that is not kept waiting. */
+        /* Finding masks takes about as long as a product. Two warpgroups wait less for each other
+         * if it comes before the second product; three do if the second product need not wait for
+         * it. */
         if (Shape::CONSUMERS == 2 && i < masked_stages) find_mask<KEYS>(t, stage + 1, 0);
         wait_values(stage);
         issue_pv<HALF>(stage, i == 1);
@@ -279,9 +280,9 @@ template <typename T, typename Shape> struct mainloop_forward {
         round_p<KEYS>();
     }
 
-    /* The values of a tile's last stage, its results, and in the midst of that the scores of the
-     * next tile's first stage. The turn is given away before, since looking for the tile takes
-     * longer than the product under way. Returns the stages of the next tile. */
+    /* O += P V of a tile's last stage and its epilogue, overlapped with S of the next tile's first
+     * stage. It gives the turn away before that, because waiting for the next tile takes longer
+     * than the product in flight. Returns the stages of the next tile. */
     __device__ __forceinline__ int32_t end_tile_overlapped(uint32_t tile, uint32_t stage,
                                                            bool first) {
         const tile_info *t = &m->tiles[tile % TILES];
@@ -303,7 +304,7 @@ template <typename T, typename Shape> struct mainloop_forward {
         return stages;
     }
 
-    /* The same where there is room for one tile of Q only. */
+    /* The same without overlap, where there is room for one tile of Q only. */
     __device__ __forceinline__ int32_t end_tile(uint32_t tile, uint32_t stage, bool first) {
         issue_pv<false>(stage, first);
         warpgroup_wait<0>();
@@ -317,7 +318,7 @@ template <typename T, typename Shape> struct mainloop_forward {
     __device__ __forceinline__ void store_o(uint32_t tile) {
         epilogue<T, Shape>::store_o_shared(m, tile % Q_STAGES, at, softmax.row_sum, o);
     }
-    /* Hands the tile on to the warp that writes O, too. */
+    /* Also hands the tile to the warp that writes O. */
     __device__ __forceinline__ void store_lse(const tile_info *t, uint32_t tile) {
         epilogue<T, Shape>::store_lse(a, t, at, scale, softmax, o);
         __syncwarp();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Masks of the kernel for Hopper: which scores of a stage count. */
+/* Masks of the kernel for Hopper: which scores of a stage are kept. */
 #ifndef TESS_CUDA_SM90_MASK_CUH
 #define TESS_CUDA_SM90_MASK_CUH
 
@@ -14,13 +14,13 @@ __device__ __forceinline__ uint32_t columns_below(int32_t n) {
     return (1u << (x / 8 * 2 + min(x % 8, 2u))) - 1;
 }
 
-/* The scores of a thread that count in its two rows: a bit for each of its columns. An accumulator
- * has the thread's columns 8 n + lane % 4 * 2 + {0, 1} of rows lane / 4 and that + 8. */
+/* The kept scores of a thread's two rows: a bit for each of its columns. An accumulator has the
+ * thread's columns 8 n + lane % 4 * 2 + {0, 1} of rows lane / 4 and that + 8. */
 struct score_mask {
     uint32_t kept[2];
 
-    /* Finds which of KEYS scores count, in `row` of the tile and 8 below it. There are no branches,
-     * since all lanes wait for this together. */
+    /* Finds which of KEYS scores are kept in `row` of the tile and in the row 8 below it. It has no
+     * branches, because all lanes would wait for the longest one. */
     template <int KEYS, bool WINDOW>
     __device__ __forceinline__ void find(const piece *pieces, const tile_info *t, int piece_shift,
                                          int row) {
@@ -29,18 +29,19 @@ struct score_mask {
         int shift[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            /* A product stands for a quotient, which is exact for numbers this small. */
+            /* Multiply by the inverse in place of a division: it is exact for numbers this
+             * small. */
             int32_t in_head = min(row + 8 * r, t->last_row);
             in_head -= (int32_t)((uint32_t)in_head * t->rows_inverse >> 20) * t->rows;
             const int32_t p = t->position + in_head;
-            /* tokens from here on are not kept */
+            /* the first token that is not kept */
             to[r] = cap[r] = max(t->flags & TESS_CLASS_CAUSAL ? min(p + 1, kv_len) : kv_len, 0);
             if (WINDOW) {
                 from[r] = max(max(p, 0) - t->left, 0);
                 to[r] = max(p + 1 + min(cap[r] - 1 - p, t->right), 0);
                 cap[r] = min(cap[r], t->sinks);
             }
-            /* query blocks from the first on */
+            /* the row's query block, counted from the tile's first */
             shift[r] = (int)(((uint32_t)t->in_block + in_head) * t->block_inverse >> 20) +
                        (in_head >= t->block_edge);
             kept[r] = 0;
@@ -59,7 +60,7 @@ struct score_mask {
         }
     }
 
-    /* Replaces scores that must not count by -inf. */
+    /* Sets masked scores to -inf. */
     template <int N> __device__ __forceinline__ void apply(float (&s)[N]) const {
 #pragma unroll
         for (int x = 0; x < N; x++)

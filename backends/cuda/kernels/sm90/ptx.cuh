@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions of Hopper that the language has no words for, one function each: mbarriers, tensor
+/* Instructions of Hopper that CUDA C++ has no expression for, one function each: mbarriers, tensor
  * memory copies (TMA), named barriers, registers of a warpgroup. */
 #ifndef TESS_CUDA_SM90_PTX_CUH
 #define TESS_CUDA_SM90_PTX_CUH
@@ -11,7 +11,7 @@ namespace tess {
 __device__ __forceinline__ void mbarrier_init(uint64_t *b, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
 }
-/* Makes what was initialised known to copies, too. */
+/* Makes initialised mbarriers visible to asynchronous copies, too. */
 __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -23,8 +23,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *b, uint32_t 
                  "r"(bytes)
                  : "memory");
 }
-/* In a build for tests (TESS_DELAYS) one wait of eight begins up to 4 us late, so that orders of
- * warps and of thread blocks come up that are rare otherwise. */
+/* In a build for tests (TESS_DELAYS), one wait of eight begins up to 4 us late. This provokes
+ * orders of warps and thread blocks that are rare otherwise. */
 __device__ __forceinline__ void delay() {
 #ifdef TESS_DELAYS
     uint32_t now;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void prefetch_tensor_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads a box, or several at the map's distance from each other, which follow each other in shared
- * memory. Their bytes complete the mbarrier `full`. */
+/* Loads a box, or several at the map's distance, to consecutive places in shared memory. Their
+ * bytes complete the mbarrier `full`. */
 __device__ __forceinline__ void tma_load(void *to, const void *map, uint64_t *full, int32_t element,
                                          int32_t token, int32_t head, int32_t batch) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -69,7 +69,7 @@ __device__ __forceinline__ void tma_load(void *to, const void *map, uint64_t *fu
                  : "memory");
 }
 
-/* Brings what tma_load() would load into the L2 cache. */
+/* Prefetches into L2 what tma_load() would load. */
 __device__ __forceinline__ void tma_prefetch(const void *map, int32_t element, int32_t token,
                                              int32_t head, int32_t batch) {
     asm volatile(
@@ -99,8 +99,8 @@ __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* Adds floats to those in global memory, which lie in the same order; both on 16-byte boundaries.
- * Committed and waited for as stores are. */
+/* Adds floats in shared memory to floats in global memory, in the same order, both on 16-byte
+ * boundaries. Commit it and wait for it as for stores. */
 __device__ __forceinline__ void bulk_add(float *to, const float *from, uint32_t bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
                      __cvta_generic_to_global(to)),
@@ -108,7 +108,7 @@ __device__ __forceinline__ void bulk_add(float *to, const float *from, uint32_t 
                  : "memory");
 }
 
-/* Between plain accesses to any memory and those of copies. */
+/* Orders plain accesses to any memory with those of asynchronous copies. */
 __device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 __device__ __forceinline__ void fence_async_proxy() {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier) {
     asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
 }
 
-/* Registers of a thread from here on, for all warps of a warpgroup. */
+/* Sets the registers of a thread from here on, for all warps of a warpgroup. */
 template <int N> __device__ __forceinline__ void registers_decrease() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -131,8 +131,8 @@ template <int N> __device__ __forceinline__ void registers_increase() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Four 8 x 8 matrices of 16-bit elements, a row of 16 bytes at each lane's address: lanes 0 to 7
- * those of the first matrix, and so on. */
+/* Stores four 8 x 8 matrices of 16-bit elements. Each lane gives the address of a row of 16 bytes:
+ * lanes 0 to 7 those of the first matrix, and so on. */
 __device__ __forceinline__ void stmatrix(void *row, uint32_t a, uint32_t b, uint32_t c,
                                          uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

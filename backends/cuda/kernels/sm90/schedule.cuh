@@ -42,9 +42,9 @@ struct warp_words {
     }
 };
 
-/* How many blocks at the end of the interval only the upper 64 rows of a tile keep, if only the
- * others keep as many at its beginning: 64 tokens each; else 0. One stage holds all of these, and
- * each warpgroup has half of the work of a stage. */
+/* The blocks of each half of a halved stage, or 0 if the tile cannot have one. It can if only the
+ * upper 64 rows keep the last 64 tokens of the interval, and only the lower rows keep the first 64.
+ * One stage then holds all of these, and each warpgroup does half of its work. */
 template <typename Shape>
 __device__ __forceinline__ int32_t halved_blocks(const job_words &j, int32_t block,
                                                  int32_t position, int32_t first_block) {
@@ -54,11 +54,11 @@ __device__ __forceinline__ int32_t halved_blocks(const job_words &j, int32_t blo
         position % 64 != 0 || block > 64 || 64 % block != 0)
         return 0;
     const int32_t half = 64 / block;
-    if (interval * block <= Shape::KEYS) return 0; /* a tile has other stages */
+    if (interval * block <= Shape::KEYS) return 0; /* a tile must have other stages, too */
     if (!(j.flags & TESS_CLASS_CAUSAL) || (j.flags & TESS_CLASS_BITS) || mask_head < half ||
         mask_tail < half || start + interval != first_block + 2 * half)
         return 0;
-    if (j.flags & TESS_CLASS_LOCAL) { /* no vertical block among those at the beginning */
+    if (j.flags & TESS_CLASS_LOCAL) { /* no vertical block may be among the first ones */
         const uint32_t after = (start + j.shift) % j.stride;
         return (uint32_t)start + j.local == (uint32_t)first_block + 1 && after != 0 &&
                        after + half <= j.stride
@@ -72,8 +72,7 @@ __device__ __forceinline__ int32_t halved_blocks(const job_words &j, int32_t blo
                : 0;
 }
 
-/* Of a tile's key blocks: those of a halved stage are `half` and as many again, `order` has the
- * others. */
+/* The key blocks of a tile: twice `half` of them in a halved stage, and the others in `order`. */
 struct tile_blocks {
     int32_t half;
     block_order order;
@@ -84,7 +83,7 @@ __device__ __forceinline__ tile_blocks find_blocks(job_words j, const uint32_t *
                                                    int32_t block, int32_t position,
                                                    int32_t first_block) {
     tess_key_walk &w = j.walk;
-    /* the block that ends early, if any, has to be masked wherever it is listed */
+    /* a block that kv_len cuts short needs a mask wherever it is listed */
     const uint32_t last_block = j.kv_len % block ? j.kv_len / block : ~0u;
     const bool ends_early = last_block != ~0u;
     if (w.interval_blocks > 0 && w.mask_tail == 0 && w.mask_head < w.interval_blocks &&
@@ -133,7 +132,7 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     const tile_blocks keys = find_blocks<Shape>(j, (const uint32_t *)a->tables + c->entries_at,
                                                 block, position, first_block);
     const int stage_pieces = Shape::KEYS >> a->piece_shift, block_pieces = block >> a->piece_shift;
-    /* At least one stage, if need be of empty pieces, so that a tile without keys is no special
+    /* Make at least one stage, if need be of empty pieces: then a tile without keys is no special
      * case. */
     const int32_t all_blocks = tess_key_blocks(j.walk), pieces = all_blocks * block_pieces,
                   stages = max((pieces + stage_pieces - 1) / stage_pieces, 1),
@@ -170,7 +169,7 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->block_table = 0;
     t->halved_pieces = keys.half > 0 ? stage_pieces : 0;
     t->empty_pieces = empty;
-    /* more than there are blocks, and its sum with one is no overflow */
+    /* the bound exceeds all blocks, and added to one of them it does not overflow */
     t->local = min(j.local, 1u << 30);
     t->stride = j.stride;
     t->shift = j.shift;
@@ -184,9 +183,10 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     if (Shape::PLACED) describe_places(t, j, a);
 }
 
-/* The job after the one of `tile`, the latest of this thread block. Jobs are claimed late: a block
- * that holds jobs it cannot begin yet leaves others idle at the end. When the last keys of a job
- * are about to be loaded, there is just enough time to read the words of the next one. */
+/* The job of the tile behind `tile`, the latest of this thread block. Jobs are claimed late,
+ * because a block that holds jobs it cannot begin yet leaves others idle at the end. When the last
+ * keys of a job are about to be loaded, there is just enough time to read the words of the next
+ * one. */
 template <typename Shape>
 __device__ __forceinline__ uint32_t next_job(shared_memory<Shape> *m, const tess_sm90_args *a,
                                              uint32_t tile, int lane) {
@@ -196,7 +196,7 @@ __device__ __forceinline__ uint32_t next_job(shared_memory<Shape> *m, const tess
         if (lane == 0) index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
         return __shfl_sync(~0u, index, 0);
     }
-    /* dealt to and fro, as jobs come longest first */
+    /* deal to and fro, since jobs come longest first */
     const uint32_t round = tile + 1;
     return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }

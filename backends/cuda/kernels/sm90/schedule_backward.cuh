@@ -3,8 +3,8 @@
  * The columns of backward on Hopper, step by step: a warp walks the rows of a column's segments on
  * the grid of strips, and at each strip all heads of the segment. Without turns it goes from the
  * last strip to the first, so that thread blocks on one head begin with the same rows. Each lane
- * looks after one piece of the column's keys, up to 64 that follow each other within a block, and
- * tells which steps it takes part in.
+ * has one piece of the column's keys, up to 64 consecutive ones within a block, and tells which
+ * steps the piece takes part in.
  */
 #ifndef TESS_CUDA_SM90_SCHEDULE_BACKWARD_CUH
 #define TESS_CUDA_SM90_SCHEDULE_BACKWARD_CUH
@@ -37,9 +37,9 @@ template <typename Shape> struct scheduler {
     /* of the segment: rows that keep any key of the piece, and all of them */
     key_rows any, all;
     uint32_t head;
-    int32_t begin, end; /* of the run: rows that are still to be walked */
+    int32_t begin, end; /* rows of the run that remain to be walked */
     bool upward;        /* from the first to the last */
-    bool used;          /* steps that may be under way have the description of the latest mask */
+    bool used;          /* steps in flight may still use the latest mask's description */
 
     __device__ __forceinline__ const uint32_t *tables() const {
         return (const uint32_t *)a->tables;
@@ -168,7 +168,7 @@ template <typename Shape> struct scheduler {
         __syncwarp();
     }
 
-    /* Goes to the next run that there is. */
+    /* Advances to the next run; false: there is none. */
     __device__ __forceinline__ bool next_run() {
         const uint32_t run = m->walk.run + 1;
         if (run < m->walk.runs) {
@@ -270,8 +270,8 @@ template <typename Shape> struct scheduler {
         uint32_t n = 0, number = 0;
         if (lane == 0) m->walk.mask = 0;
         used = false;
-        /* Columns are claimed in their order and late: nobody waits for the turn of one that is not
-         * under way. */
+        /* Claim columns in order and late, so that nobody waits for the turn of a column that has
+         * not begun. */
         for (uint32_t item; (item = claim()) < a->items; number++) {
             const uint32_t *column = tables() + a->items_at + (uint64_t)item * TESS_COLUMN_WORDS;
             column_info *c = &m->columns[number % COLUMNS];

@@ -3,10 +3,10 @@
  * The online softmax of the kernel for Hopper: two rows a thread, scores and exponentials in the
  * registers of an accumulator.
  *
- * Any row_max near the largest score does for a softmax. Only rows that have seen no key, or whose
- * exponents are large, are searched for their largest score. All others keep their row_max, and
- * their sums are checked afterwards: a sum above OVERFLOW_SUM raises row_max. What becomes of a row
- * depends on that row alone.
+ * A softmax needs only some row_max near the largest score. So only rows that have seen no key, or
+ * whose exponents are large, are searched for their largest score. All others keep their row_max,
+ * and their sums are checked afterwards: a sum above OVERFLOW_SUM raises row_max. The result of a
+ * row depends on that row alone.
  */
 #ifndef TESS_CUDA_SM90_SOFTMAX_CUH
 #define TESS_CUDA_SM90_SOFTMAX_CUH
@@ -33,16 +33,16 @@ __device__ __forceinline__ void reduce_max(const float (&s)[N], float (&largest)
 }
 
 struct softmax_state {
-    /* row_max of large scores rises when exponentials would pass 2^RESCALE_LOG2. A thread's sum of
-     * a stage stays below OVERFLOW_SUM, so that exponentials are bounded, also as f16, and O is
-     * rarely rescaled. */
+    /* A large row_max rises when exponentials would exceed 2^RESCALE_LOG2. A thread's sum of a
+     * stage stays below OVERFLOW_SUM. So exponentials are bounded, also as f16, and O is rarely
+     * rescaled. */
     static constexpr float RESCALE_LOG2 = 8, OVERFLOW_SUM = 0x1p14f;
 
-    float scale_log2;    /* |scale| in exponents of 2 */
+    float scale_log2;    /* |scale| * log2(e) */
     float row_max[2];    /* m: the score that exponentials are relative to */
     float row_sum[2];    /* l: of this thread's columns, until reduce_sum() */
     float max_scaled[2]; /* m * scale_log2, or 0 where m is -inf or large */
-    float o_scale[2];    /* what O has to be multiplied by, where `rescale` is set */
+    float o_scale[2];    /* the factor that rescales O, where `rescale` is set */
     bool rescale;        /* some o_scale of the warp is not 1 */
     bool keep_max;       /* every row of the warp has a row_max, and none is large */
 
@@ -56,13 +56,14 @@ struct softmax_state {
         keep_max = false;
     }
 
-    /* A product of score and scale that large has lost bits which the difference of scores
-     * keeps. */
+    /* Whether the product of score and scale is so large that it has lost bits which the difference
+     * of two scores keeps. */
     __device__ __forceinline__ bool is_large(float score) const {
         return fabsf(score * scale_log2) > 0x1p14f;
     }
 
-    /* Makes exponentials of a row relative to another score. Returns the factor of earlier ones. */
+    /* Makes exponentials of a row relative to another score. Returns the factor that rescales
+     * earlier ones. */
     __device__ __forceinline__ float set_max(int r, float score) {
         const float before = row_max[r], scaled_before = max_scaled[r];
         const bool unseen = before == MINUS_INFINITY, none = score == MINUS_INFINITY,
@@ -74,8 +75,8 @@ struct softmax_state {
         return unseen ? 1.0f : factor;
     }
 
-    /* Takes a score as row_max if the row has seen none, or if it is much higher than a large
-     * one. */
+    /* Makes a score row_max if the row has seen no key, or if row_max is large and the score far
+     * above it. */
     __device__ __forceinline__ float raise_max(int r, float score) {
         const bool rises =
             (row_max[r] == MINUS_INFINITY) |
@@ -96,7 +97,7 @@ struct softmax_state {
                                                                              : 0.0f;
     }
 
-    /* Finds row_max where it has to be looked for. */
+    /* Finds row_max of rows that need a search. */
     template <int N> __device__ __forceinline__ void update_max(float (&s)[N]) {
         rescale = false;
         if (keep_max) return;
@@ -108,7 +109,7 @@ struct softmax_state {
         subtract_large_max(s);
     }
 
-    /* Turns scores (S) into exponentials (P), and sums up this thread's. */
+    /* Turns S into P, and sums up this thread's exponentials. */
     template <int N>
     __device__ __forceinline__ void exponentiate(float (&s)[N], float (&stage_sum)[2]) const {
         stage_sum[0] = stage_sum[1] = 0;
@@ -127,9 +128,9 @@ struct softmax_state {
         return __any_sync(~0u, stage_sum[0] > OVERFLOW_SUM || stage_sum[1] > OVERFLOW_SUM);
     }
 
-    /* Raises row_max where exponentials have become large. Exponentials relative to another score
-     * are multiples of the old ones, by no less than 2^-120 since smaller numbers are flushed. Of a
-     * row where some are infinite, `recompute(rows)` makes the scores again. */
+    /* Raises row_max where exponentials have become large. They are rescaled in place, by no less
+     * than 2^-120 since smaller numbers are flushed. Where some of a row's exponentials are
+     * infinite, `recompute(rows)` computes its scores again. */
     template <int N, typename Recompute>
     __device__ __forceinline__ void rescale_overflow(float (&s)[N], float (&stage_sum)[2],
                                                      const Recompute &recompute) {
@@ -165,8 +166,8 @@ struct softmax_state {
             }
         }
 #pragma unroll
-        /* in the order of exponentiate(), since rows whose exponentials are not large are summed
-         * again too */
+        /* sum in the order of exponentiate(): rows without large exponentials are summed again,
+         * too */
         for (int x = 0; x < N; x += 4) {
             stage_sum[0] += s[x] + s[x + 1];
             stage_sum[1] += s[x + 2] + s[x + 3];
@@ -181,7 +182,7 @@ struct softmax_state {
             row_sum[r] = (rescale ? row_sum[r] * o_scale[r] : row_sum[r]) + stage_sum[r];
     }
 
-    /* The same for rows that have seen no key, whose masks are applied already. */
+    /* update_max() for rows that have seen no key and are masked already. */
     template <int N> __device__ __forceinline__ void first_max(float (&s)[N]) {
         float largest[2];
         reduce_max(s, largest);

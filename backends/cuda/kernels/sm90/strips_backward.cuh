@@ -37,8 +37,8 @@ __device__ __forceinline__ bool is_infinite(float x) {
     return (__float_as_uint(x) & 0x7fffffff) == 0x7f800000;
 }
 
-/* Leaves LSE and Delta of the strip's rows, and accumulators of 0 if dQ is wanted. Nothing of rows
- * that contribute nothing is read but LSE. */
+/* Writes LSE and Delta of the strip's rows, and clears the accumulators if dQ is wanted. Of rows
+ * that contribute nothing, only LSE is read. */
 template <typename T, typename Shape>
 __device__ __forceinline__ void strip_delta(const tess_sm90_backward_args *a) {
     constexpr int ROWS = Shape::ROWS, LANES = Shape::D / 8, PASS = TESS_SM90_DELTA_THREADS / LANES;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void strip_delta(const tess_sm90_backward_args *a) {
     }
 }
 
-/* Writes dQ of the strip's rows, which is 0 of rows that contribute nothing. */
+/* Writes dQ of the strip's rows. Rows that contribute nothing get 0. */
 template <typename T, typename Shape>
 __device__ __forceinline__ void strip_finish(const tess_sm90_backward_args *a) {
     constexpr int ROWS = Shape::ROWS, CHUNKS = Shape::CHUNKS;

@@ -13,29 +13,28 @@ enum {
     MOST_PIECES = 16, /* of a stage */
     MOST_ROWS = 192,  /* of a tile */
     TILES = 4,        /* descriptions in flight */
-    /* warps that give a description back; consumers are done with it before the warp that writes
-     * O */
+    /* warps that release a description; the one that writes O does so for the consumers, too */
     TILE_READERS = 3,
 };
 
-/* Tokens of a stage that follow each other in memory, up to 64. */
+/* Up to 64 tokens of a stage that are consecutive in memory. */
 struct piece {
     int32_t token; /* the first one's position, or NO_TOKEN */
     /* bit n: rows of the tile's n-th query block keep keys of it, as far as token bounds allow */
     uint32_t kept;
 };
 
-/* What the other warps need to know of a job. */
+/* The description of a tile: what the other warps need to know of a job. */
 struct tile_info {
     int32_t stages;        /* negative: there are no more jobs */
     int32_t masked_stages; /* from the first on */
-    /* 1: the first stage is halved. Half of its keys are 64 that only the tile's upper 64 rows keep
-     * (those with the larger numbers), the other half 64 of the lower ones. */
+    /* 1: the first stage is halved. Half of its keys are kept only by the tile's upper 64 rows
+     * (those with the larger numbers), the other half only by the lower ones; 64 keys each. */
     int32_t halved;
     int32_t rows, heads, head, row;
     int32_t last_row;      /* of all heads */
     uint32_t rows_inverse; /* 2^20 / rows, rounded up */
-    int32_t ends_tensor;   /* rows behind the tile's are outside of the tensors */
+    int32_t ends_tensor;   /* rows past the tile's end are outside of the tensors */
     int32_t partial;
     int32_t position; /* of the tile's first row */
     int32_t kv_len, first_block;
@@ -45,9 +44,10 @@ struct tile_info {
     int32_t block, in_block; /* tokens of a block; the first row's place in its block */
     /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile */
     uint32_t block_inverse;
-    int32_t block_edge; /* with these, the first row of a second block, if there is one */
+    int32_t block_edge; /* with such blocks: the first row of a second block, if there is one */
     int32_t kv_head;    /* in the tensors of K and V */
-    int32_t halved_pieces, empty_pieces; /* the latter follow the former and make stages full */
+    /* empty pieces come behind the halved ones and fill up stages */
+    int32_t halved_pieces, empty_pieces;
     uint32_t local, stride, shift;
     int64_t q_start, kv_start;
     const uint32_t *slots;      /* of the kv head's blocks; NULL: K and V lie by position */
@@ -64,7 +64,7 @@ struct tile_info {
         if (n < half) return upper_start + n;
         n -= half;
         if (n < half) return lower_start + n;
-        const block_order all = order; /* at once: one load after the other takes longer */
+        const block_order all = order; /* one wide load: several in turn take longer */
         return all.at(n - half, entries, entry);
     }
 };
@@ -77,10 +77,10 @@ struct shape {
     static constexpr int D = HEAD_DIM, KEYS = STAGE_KEYS, CONSUMERS = WARPGROUPS, Q_STAGES = Q,
                          K_STAGES = K, V_STAGES = V;
     static constexpr int ROWS = TESS_SM90_ROWS(CONSUMERS);
-    /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
+    /* 64 columns each: rows of 128 bytes, the span of the TMA swizzle */
     static constexpr int CHUNKS = (D + 63) / 64;
     static constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
-    /* so that pieces are written before a stage is free */
+    /* more than K_STAGES, so that pieces can be written before a stage is free */
     static constexpr int PIECE_STAGES = K_STAGES < 4 ? 4 : 8;
 };
 
@@ -88,7 +88,7 @@ template <typename Shape> struct alignas(1024) shared_memory {
     static constexpr int ROWS = Shape::ROWS, KEYS = Shape::KEYS, CHUNKS = Shape::CHUNKS,
                          Q_STAGES = Shape::Q_STAGES, K_STAGES = Shape::K_STAGES,
                          V_STAGES = Shape::V_STAGES;
-    uint8_t q[Q_STAGES][CHUNKS][ROWS * 128]; /* Q of a tile, and then its O on the way out */
+    uint8_t q[Q_STAGES][CHUNKS][ROWS * 128]; /* Q of a tile, and then its O until it is written */
     uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
     uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
     uint64_t q_full[Q_STAGES], q_empty[Q_STAGES], o_full[Q_STAGES], k_full[K_STAGES],
@@ -97,7 +97,7 @@ template <typename Shape> struct alignas(1024) shared_memory {
     uint64_t tile_full[TILES], tile_empty[TILES], claim;
     tile_info tiles[TILES];
     piece pieces[Shape::PIECE_STAGES][MOST_PIECES];
-    /* where there are pages: the stage has absent pieces, and `pieces` tells which */
+    /* with pages: nonzero if pieces of the stage are absent; `pieces` tells which */
     uint32_t holes[Shape::PIECE_STAGES];
 };
 

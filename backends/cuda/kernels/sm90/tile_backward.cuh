@@ -16,29 +16,30 @@ enum {
     HALF_KEYS = COLUMN_KEYS / 2, /* of a warpgroup */
     STEP_STAGES = 3,             /* of Q: dK of a step is multiplied in the next one */
     D_O_STAGES = 2,
-    /* Descriptions in flight. The scheduler is up to STEPS_AHEAD before the warp that loads rows,
-     * which is up to STEP_STAGES before the consumers; the warp that adds dQ is behind these. */
+    /* Descriptions in flight. The scheduler runs up to STEPS_AHEAD ahead of the warp that loads
+     * rows, and that warp up to STEP_STAGES ahead of the consumers. The warp that adds dQ comes
+     * last. */
     STEPS_AHEAD = 2,
     STEPS = 16,
     COLUMNS = 8,
-    /* Of a lane that has no piece, and of a key that is not there: such a position does not occur,
-     * and a box there is outside of every tensor. */
+    /* Stands for a lane without a piece, and for a missing key. No key has this position, and a box
+     * there is outside of every tensor. */
     NO_KEY = 0x7fff0000,
 };
 
-/* What is to be done in a step. */
+/* The work of a step. */
 enum {
-    STEP_EMPTY,   /* nothing, but perhaps a turn: the column has no rows, or none there */
+    STEP_EMPTY,   /* no products, but perhaps a turn: the column has no rows, or none there */
     STEP_FULL,    /* both halves of the keys, none of them masked */
     STEP_MASKED,  /* both halves */
     STEP_HALF,    /* all pieces of one half */
     STEP_PARTIAL, /* any pieces */
     STEP_STOP,    /* there are no more columns */
 };
-/* The first or the last step of the column, or one that a step of both halves follows. */
+/* The first step of the column, the last one, or a step followed by one of both halves. */
 enum { STEP_FIRST = 1, STEP_LAST = 2, STEP_CHAINED = 4 };
 
-/* Which rows keep a key, as far as a segment tells. */
+/* What a segment says about which rows keep a key. */
 struct segment_mask {
     uint32_t flags, local, stride, shift; /* of the class */
     int32_t left, right, sinks;
@@ -70,19 +71,19 @@ struct step_info {
     int32_t kind, ends;
     int32_t half;               /* of STEP_HALF */
     int32_t begin16, end16;     /* of STEP_PARTIAL: its pieces lie in these 16 keys each */
-    int32_t row_begin, row_end; /* of the step's rows, those that are to be worked on */
+    int32_t row_begin, row_end; /* the step's rows that are multiplied */
     int32_t position;           /* of the first row */
-    int32_t rows;               /* that the sequence has from the first one on */
+    int32_t rows;               /* rows of the sequence from the first one on */
     int32_t head, batch;
     uint32_t boxed; /* a box of all rows reads nothing of another sequence */
-    uint32_t bits;  /* blocks of the column that the rows read, as a mask says */
+    uint32_t bits;  /* blocks of the column that the rows read, by the caller's mask */
     uint32_t column, mask;
-    uint32_t strip;                  /* among those of all heads, if has_strip */
+    uint32_t strip;                  /* its number among the strips of all heads, if has_strip */
     uint32_t has_strip, wait, leave; /* the latter two of its turn */
     int64_t token;                   /* of the first row */
 };
 
-/* What the scheduler keeps to itself, out of its registers. */
+/* The scheduler's own state, kept here to save registers. */
 struct walk_info {
     uint32_t segment, end_segment, first_head, end_head, run, runs;
     uint32_t first_strip, batch, wait, leave;
@@ -110,7 +111,7 @@ __device__ __forceinline__ uint64_t element_at(const tess_sm90_tensor *t, int64_
 /* The constants of an instance: TESS_SM90_BACKWARD_INSTANCES names its parameters. */
 template <int HEAD_DIM, int STEP_ROWS> struct backward_shape {
     static constexpr int D = HEAD_DIM, ROWS = STEP_ROWS;
-    /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
+    /* 64 columns each: rows of 128 bytes, the span of the TMA swizzle */
     static constexpr int CHUNKS = D / 64, ROW_CHUNKS = ROWS / 64;
     static constexpr int KEY_BYTES = COLUMN_KEYS * 128, ROW_BYTES = ROWS * 128; /* of a chunk */
     /* Each warpgroup computes 64 x 64 of dQ: all rows of 64 dims, or 64 rows of all dims. */

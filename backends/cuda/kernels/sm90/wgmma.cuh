@@ -30,9 +30,9 @@ template <int N> __device__ __forceinline__ void register_fence(float (&r)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-/* The low word of a matrix descriptor: a matrix in shared memory with rows of 128 bytes, swizzled.
- * `leading` is for N-major ones, the bytes from one 64 columns to the next. The descriptor of a
- * matrix that begins `bytes` behind it is bytes / 16 more. */
+/* The low word of a matrix descriptor, for a swizzled matrix in shared memory with rows of 128
+ * bytes. `leading` is for N-major matrices: the bytes from 64 columns to the next 64. A matrix that
+ * begins `bytes` further on has a descriptor that is bytes / 16 larger. */
 __device__ __forceinline__ uint32_t descriptor_low(const void *at, uint32_t leading) {
     return (shared_address(at) & 0x3ffff) >> 4 | leading >> 4 << 16;
 }
