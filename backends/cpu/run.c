@@ -176,20 +176,22 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
 }
 
 /*
- * How many workers the launch is worth. Waking the pool takes some microseconds, so each worker
- * should find as much work. Jobs come longest first: all count as the first one, at the speed of
- * the second-level cache or of the products.
+ * How many workers the launch is worth: all, or the caller alone where its work takes less than
+ * waking the pool does, at the speed of the second-level cache or of the products. A launch that
+ * looks as small has few jobs, so each of them is counted.
  */
 static uint32_t workers_for(const cpu_device *d, const tess_launch *launch, const cpu_row *row,
                             uint64_t n_jobs) {
     enum { WORTH_NS = 10000, JOB_NS = 300, BYTES_PER_NS = 40 };
-    const tess_job *job = &launch->tables->jobs[launch->first_job];
-    const double elements = (double)tess_key_blocks(job) * launch->block * launch->head_dim,
-                 flop = 4.0 * (double)job->rows * job->heads * elements,
-                 bytes = 2.0 * cpu_element_size(launch->kv_dtype) * elements,
-                 ns = (double)n_jobs * (JOB_NS + flop / row->rate + bytes / BYTES_PER_NS);
-    const uint32_t most = n_jobs < d->threads ? (uint32_t)n_jobs : d->threads;
-    return ns >= (double)most * WORTH_NS ? most : (uint32_t)(ns / WORTH_NS) + 1;
+    double ns = (double)n_jobs * JOB_NS;
+    for (uint64_t n = 0; n < n_jobs && ns < WORTH_NS; n++) {
+        const tess_job *job = &launch->tables->jobs[launch->first_job + n];
+        const double elements = (double)tess_key_blocks(job) * launch->block * launch->head_dim,
+                     flop = 4.0 * (double)job->rows * job->heads * elements,
+                     bytes = 2.0 * cpu_element_size(launch->kv_dtype) * elements;
+        ns += flop / row->rate + bytes / BYTES_PER_NS;
+    }
+    return ns < WORTH_NS ? 1 : at_most(n_jobs, d);
 }
 
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
