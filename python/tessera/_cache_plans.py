@@ -44,7 +44,8 @@ def _aligned(memory: Tensor, align: int) -> int:
 
 def _fill(tensor: Any, kind: int, x: Tensor, strides: tuple[int, int, int]) -> None:
     tensor.buffer.kind = kind
-    tensor.buffer.handle = x.data_ptr() or 4096  # an empty tensor has no address: any will do
+    # An empty tensor has no address, and any will do.
+    tensor.buffer.handle = x.data_ptr() if x.numel() else 4096
     tensor.stride_batch, tensor.stride_token, tensor.stride_head = strides
 
 
