@@ -562,6 +562,7 @@ def test_tensors_without_memory():
     model.step(5)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_looks_at_operators_is_refused_and_changes_nothing():
     from torch._subclasses import FakeTensorMode
     from torch.autograd import forward_ad
