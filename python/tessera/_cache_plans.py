@@ -136,7 +136,8 @@ class Plan:
         self._on_cuda = setting.torch_device.type == "cuda"
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.plan and not _ending():
+        # What torch.compile makes while it traces has not been through __init__.
+        if getattr(self, "plan", None) and not _ending():
             self._release(self.plan)
 
     def step(self, n: int) -> Tensor:

@@ -600,6 +600,24 @@ def test_what_looks_at_operators_is_refused_and_changes_nothing():
     assert cache.lengths.tolist() == [3]
 
 
+def test_compiled_code_runs_a_cache_between_its_graphs():
+    model = Model(PATTERNS["s2"], 1)
+    cache, other = model.cache, copy.deepcopy(model.cache)
+
+    def run(q, k, v, cache):
+        return tessera.attention(q.sin(), k, v, cache=cache).cos()
+
+    inputs = model.new((1, 3))
+    compiled = torch.compile(run, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(*inputs, cache), run(*inputs, other))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(run, backend="eager", fullgraph=True)(*inputs, cache)
+    torch._dynamo.reset()
+    assert cache.lengths.tolist() == [6]
+
+
 def test_scales_of_any_type_have_one_plan():
     model = Model(PATTERNS["s2"], 2)
     q, k, v = model.new((2, 1))
