@@ -27,7 +27,13 @@ _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _jit_traced = torch._C._is_tracing
 _profiled = torch._C._autograd._profiler_enabled
+# A gradient of autograd.grad(is_grads_batched=True): its type is Tensor, and it has no memory.
+_batched: Any = getattr(torch._C, "_functorch").is_legacy_batchedtensor
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def _is_plain(gradient: Tensor | None) -> bool:
+    return gradient is None or (type(gradient) in _PLAIN and not _batched(gradient))
 
 
 def _observed() -> bool:
@@ -66,7 +72,7 @@ class _Direct(torch.autograd.Function):
             return None, None, None, None, None
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
         words, lengths = ctx.call
-        plain = (d_o is None or type(d_o) in _PLAIN) and (d_lse is None or type(d_lse) in _PLAIN)
+        plain = _is_plain(d_o) and _is_plain(d_lse)
         if not plain or torch.is_grad_enabled() or _observed():
             tensors = _runs.as_tensors(lengths)
             made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
@@ -316,8 +322,8 @@ def _cached(
             raise _errors.InvalidArgument(
                 f"attention: {name}: not together with cache, which has its own lengths"
             )
-    if torch.compiler.is_compiling():
-        raise _errors.Unsupported("attention: cache: torch.compile is not supported")
+    if type(scale) is not float and scale is not None:
+        scale = _number(scale)
     kind = cache.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = _autocast(kind, q, k, v)

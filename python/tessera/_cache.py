@@ -26,6 +26,7 @@ _DTYPES = {torch.float32: _native.F32, torch.float16: _native.F16, torch.bfloat1
 _KV = {"int8": (torch.int8, _native.I8), "e4m3": (torch.float8_e4m3fn, _native.F8E4M3)}
 _PAGES = (16, 32, 64, 128, 256)
 _MOST = 2**31 - 65536  # tokens of a sequence end below
+_MOST_SEQUENCES = 65536
 
 
 def _wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
@@ -131,7 +132,7 @@ class KVCache:
         if kv_dtype is not None and kv_dtype not in _KV:
             raise _wrong("kv_dtype", "'int8', 'e4m3' or None is needed", repr(kv_dtype))
         self.device = _place(device)
-        self.sequences = _number("sequences", sequences, 1, 65536)
+        self.sequences = _number("sequences", sequences, 1, _MOST_SEQUENCES)
         self.max_tokens = _number("max_tokens", max_tokens, 1)
         self.layers = _number("layers", layers, 1, 65536)
         if page not in _PAGES:
@@ -194,6 +195,7 @@ class KVCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         self._lengths()
+        self._whole("KVCache: copy.deepcopy")
         pages = [len(pages) for pages in self._pages]
         made = KVCache(
             self.pattern,
@@ -282,6 +284,9 @@ class KVCache:
         count = self.sequences
         self._plans: dict[Any, list[_cache_plans.Plan]] = {}
         self._step: _cache_steps.Step | None = None
+        # Of a step that was given up: sequences that still have its tokens, which some layers
+        # lack, and the length that each had before.
+        self._cut: dict[int, int] = {}
         self._host = [0] * count  # lengths, unless a graph has moved on
         self._longest = [0] * count  # that each sequence had: what the ring was written up to
         self._room = [0] * count  # tokens that a graph may let each sequence grow to
@@ -554,6 +559,10 @@ class KVCache:
         overwritten in, such as that of a dense layer, can go back to any length. Raises
         InvalidArgument for more, and nothing has changed.
         """
+        self._set(self._rolled_back(tokens))
+
+    def _rolled_back(self, tokens: int | Sequence[int]) -> dict[int, int]:
+        """The lengths after a rollback, of sequences that get shorter."""
         lengths = self._lengths()
         if isinstance(tokens, Sequence):
             each = [_number("rollback: tokens", n, 0) for n in tokens]
@@ -573,7 +582,7 @@ class KVCache:
                         f"than max_chunk={self.max_chunk} below the {self._longest[s]} that it "
                         "had: what it would read is overwritten"
                     )
-        self._set({s: lengths[s] - count for s, count in enumerate(each) if count})
+        return {s: lengths[s] - count for s, count in enumerate(each) if count}
 
     def _overwritten(self, tokens: int) -> bool:
         """Whether a sequence that was so long has overwritten any of its keys."""
@@ -589,7 +598,7 @@ class KVCache:
 
     def _set(self, lengths: dict[int, int]) -> None:
         """Shorter lengths, and the pages that those take."""
-        self._step = None
+        cut, self._step = self._incomplete(), None
         for s, tokens in lengths.items():
             self._host[s] = tokens
             self._room[s] = min(self._room[s], tokens)
@@ -598,7 +607,22 @@ class KVCache:
             for group, pages in zip(self._groups, self._pages, strict=True):
                 pages.resize(s, min(pages.used[s], group.pages(tokens)))
             self._same[s] = min(group.same(tokens) for group in self._groups)
+        self._cut = {s: n for s, n in cut.items() if self._host[s] > n}
         self._upload()
+
+    def _incomplete(self) -> dict[int, int]:
+        """Sequences with tokens that some layers lack, and the length that each had before."""
+        step = self._step
+        return self._cut if step is None or len(step.done) == self.layers else step.before
+
+    def _whole(self, function: str) -> None:
+        """Raises where some layers lack tokens of a step."""
+        cut = self._incomplete()
+        if cut:
+            raise _errors.InvalidArgument(
+                f"{function}: the last step is not complete: some layers lack tokens of sequences "
+                f"{list(cut)}: roll them back to {list(cut.values())} tokens, or free them"
+            )
 
     def free(self, sequence: int) -> None:
         """Ends a sequence and gives its pages back; its place is free for another one."""
@@ -618,6 +642,7 @@ class KVCache:
         InvalidArgument where the place is not empty, or none is.
         """
         lengths = self._lengths()
+        self._whole("KVCache: fork")
         source = _number("fork: sequence", sequence, 0, self.sequences - 1)
         if to is None:
             empty = [s for s in range(self.sequences) if not lengths[s] and s != source]
@@ -647,8 +672,9 @@ class KVCache:
         """
         given = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
         chosen = [_number("select: sequences", s, 0, self.sequences - 1) for s in given]
-        if not chosen:
-            raise _wrong("select: sequences", "at least one is needed", chosen)
+        if not 1 <= len(chosen) <= _MOST_SEQUENCES:
+            raise _wrong("select: sequences", f"1 to {_MOST_SEQUENCES} are needed", len(chosen))
+        self._whole("KVCache: select")
         lengths, longest, same, pages = self._lengths(), self._longest, self._same, self._pages
         if len(chosen) != self.sequences:
             self.sequences = len(chosen)

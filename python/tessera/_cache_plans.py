@@ -44,7 +44,8 @@ def _aligned(memory: Tensor, align: int) -> int:
 
 def _fill(tensor: Any, kind: int, x: Tensor, strides: tuple[int, int, int]) -> None:
     tensor.buffer.kind = kind
-    tensor.buffer.handle = x.data_ptr() or 4096  # an empty tensor has no address: any will do
+    # An empty tensor has no address, and any will do.
+    tensor.buffer.handle = x.data_ptr() if x.numel() else 4096
     tensor.stride_batch, tensor.stride_token, tensor.stride_head = strides
 
 
@@ -135,7 +136,8 @@ class Plan:
         self._on_cuda = setting.torch_device.type == "cuda"
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.plan and not _ending():
+        # What torch.compile makes while it traces has not been through __init__.
+        if getattr(self, "plan", None) and not _ending():
             self._release(self.plan)
 
     def step(self, n: int) -> Tensor:

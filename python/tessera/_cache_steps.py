@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.autograd import forward_ad
 
 from . import _cache_plans, _errors, _shapes
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Given = Sequence[int] | Tensor | None
 Array = npt.NDArray[np.int64]
+
+# Modes that trace: those of fake tensors, of make_fx, and of functionalization.
+_TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+_dispatch_mode = torch._C._get_dispatch_mode
 
 
 class Part(NamedTuple):
@@ -65,6 +70,7 @@ class Step(NamedTuple):
     scale: float | None
     parts: list[Part]
     unused: Tensor | None  # rows that are in no sequence, as booleans of `shape`; None: none are
+    before: dict[int, int]  # the length of each sequence that has new tokens
     done: set[int]  # layers that had their call
     keep: list[Any]  # what kernels under way read
 
@@ -107,6 +113,7 @@ def begin(
             f"attention: layer: the last step is not complete: layers {missing} had no call "
             "(rollback, free or clear of the cache give the step up)"
         )
+    cache._whole("attention: layer")
     if cache._capturing():
         step = _begin_on_device(cache, shape, scale, q_lens, cu)
     else:
@@ -202,7 +209,7 @@ def _begin_on_host(
         except BaseException:
             cache._set({s: before[s] for s in wanted})  # nothing was appended
             raise
-    return Step(shape, scale, parts, unused, set(), keep)
+    return Step(shape, scale, parts, unused, {s: before[s] for s in wanted}, set(), keep)
 
 
 def _prepare(part: Part, lengths: _cache_plans.Lengths) -> None:
@@ -259,10 +266,32 @@ def _begin_on_device(
     unused = None
     if q_lens is not None:
         unused = torch.arange(shape[1], device=cache.device) >= rows[:, None]
-    return Step(shape, scale, [part] if shape[1] else [], unused, set(), [])
+    return Step(shape, scale, [part] if shape[1] else [], unused, {}, set(), [])
 
 
 # ---------------------------------------------------------------------------------- layers
+
+
+def _no_tracing(*tensors: Any) -> None:
+    """Raises where someone would look at operators: a cache has none, and a trace would keep
+    nothing of it."""
+    found = None
+    if torch.compiler.is_compiling():
+        found = "torch.compile"
+    elif torch._C._are_functorch_transforms_active():
+        found = "torch.func transforms (vmap, grad, jvp, ...)"
+    elif torch._C._is_tracing():
+        found = "torch.jit.trace"
+    elif torch._C._len_torch_dispatch_stack() and any(map(_dispatch_mode, _TRACERS)):
+        found = "tracing with fake tensors"
+    elif forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+        for x in tensors
+        if isinstance(x, torch.Tensor)
+    ):
+        found = "forward-mode differentiation"
+    if found is not None:
+        raise _errors.Unsupported(f"attention: cache: {found} is not supported")
 
 
 def _by_token(x: Tensor, layout: str) -> Tensor:
@@ -317,6 +346,8 @@ def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[
         raise _shapes.wrong(name, f"the dtype of the cache, {cache.dtype}, is needed", x.dtype)
     if x.device != cache.device:
         raise _shapes.wrong(name, f"the device of the cache, {cache.device}, is needed", x.device)
+    if x.numel() and not x.data_ptr():
+        raise _shapes.wrong(name, "a tensor with memory is needed", "one without storage")
     return tuple(dims[:-2])
 
 
@@ -351,6 +382,7 @@ def append(
     cache: KVCache, k: Tensor, v: Tensor, layout: str, q_lens: Given, cu: Given, layer: int
 ) -> None:
     """KVCache.append."""
+    _no_tracing(k, v)
     shape = _check(cache, "k", k, layout, cache.kv_heads)
     _same(cache, "v", v, layout, cache.kv_heads, "k", shape)
     scale = cache._step.scale if layer and cache._step is not None else None
@@ -392,6 +424,7 @@ def attention(
     layer: int,
 ) -> tuple[Tensor, Tensor | None]:
     """tessera.attention with a cache: (O, LSE or None)."""
+    _no_tracing(q, k, v)
     shape = _check(cache, "q", q, layout, cache.heads)
     for name, x in (("k", k), ("v", v)):
         _same(cache, name, x, layout, cache.kv_heads, "q", shape)

@@ -121,6 +121,10 @@ def _model(
         raise _errors.InvalidArgument(
             f"assign_heads: kv_heads: a number that divides {total} heads is needed, got {kv_total}"
         )
+    if kv_told is not None and kv_told != kv_total:
+        raise _errors.InvalidArgument(
+            f"assign_heads: kv_heads: {kv_told} by the pattern is needed, got {kv_total}"
+        )
     return total, kv_total
 
 
@@ -167,11 +171,11 @@ def _spread(loads: list[int], ranks: int) -> list[list[int]]:
     for _ in range(len(loads)):
         most = max(range(ranks), key=lambda n: sums[n])
         best, found = sums[most], None
-        for other in range(ranks):
+        for other in [n for n in range(ranks) if n != most]:
             for a, b in itertools.product(range(room), range(room)):
                 moved = loads[parts[most][a]] - loads[parts[other][b]]
                 worst = max(sums[most] - moved, sums[other] + moved)
-                if other != most and moved > 0 and worst < best:
+                if moved > 0 and worst < best:
                     best, found = worst, (other, a, b, moved)
         if found is None:
             break

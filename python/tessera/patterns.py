@@ -38,7 +38,8 @@ def integer(what: str, value: object, least: int) -> int:
         raise TypeError(f"{what}: an integer is needed, got {value!r}")
     number = int(value.__index__())
     if number < least or number >= 2**31:
-        raise _errors.InvalidArgument(f"{what}: {least} or more is needed, got {number}")
+        needed = f"{least} or more" if number < least else "less than 2^31"
+        raise _errors.InvalidArgument(f"{what}: {needed} is needed, got {number}")
     return number
 
 

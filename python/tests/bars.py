@@ -60,6 +60,8 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
     size = max(1, forward.workspace, backward.workspace)
     work = torch.empty(size, device="cuda", dtype=torch.uint8)
     stream = _cuda.current_stream(0)
+    for x in (o, d_q, d_k, d_v):  # what is compared later is what these runs write
+        x.fill_(torch.nan)
 
     def step() -> Any:
         forward.run(first, work.data_ptr(), stream)

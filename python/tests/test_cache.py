@@ -159,6 +159,31 @@ def test_a_step_that_fails_changes_nothing(monkeypatch):
     model.step(33)
 
 
+def test_a_step_that_was_cut_off_is_not_read():
+    model = Model(PATTERNS["s2"], 2, layers=2)
+    cache = model.cache
+    model.step(4)
+
+    def refused(call):
+        with pytest.raises(tessera.InvalidArgument, match=r"the last step .* not complete"):
+            call()
+
+    tessera.attention(*model.new((2, 3)), cache=cache)  # and nothing of layer 1
+    refused(lambda: cache.fork(0, 1))
+    refused(lambda: cache.select([1, 0]))
+    refused(lambda: copy.deepcopy(cache))
+    model.free(1)  # sequence 0 has three tokens that layer 1 lacks
+    cache.rollback(0)
+    assert cache.lengths.tolist() == [7, 0]
+    refused(lambda: model.step(1))
+    refused(lambda: cache.fork(0))
+    with pytest.raises(tessera.InvalidArgument, match="layer: each once in a step"):
+        tessera.attention(*model.new((2, 3)), cache=cache, layer=1)
+    cache.rollback([3, 0])
+    model.step(5)
+    model.step(1, [0, 1])
+
+
 def test_a_fork_without_pages_for_copies():
     model = Model(PATTERNS["dense"], 3, pages=4)
     model.step(50, [50, 0, 0])
@@ -524,3 +549,90 @@ def test_bad_calls():
     assert "sequences=2" in repr(cache) and cache.table.shape[:2] == (1, 2)
     with torch.autocast("cpu", torch.bfloat16):
         refused("q: the dtype of the cache")
+
+
+def test_tensors_without_memory():
+    model = Model(PATTERNS["s2"], 2)
+    model.step(5)
+    for n, name in enumerate("qkv"):
+        given = model.new((2, 3))
+        given[n].untyped_storage().resize_(0)
+        with pytest.raises(tessera.InvalidArgument, match=f"{name}: a tensor with memory"):
+            tessera.attention(*given, cache=model.cache)
+    model.step(5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_looks_at_operators_is_refused_and_changes_nothing():
+    from torch._subclasses import FakeTensorMode
+    from torch.autograd import forward_ad
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model = Model(PATTERNS["s2"], 1)
+    cache, (q, k, v) = model.cache, model.new((1, 3))
+
+    def run(q, k, v):
+        return tessera.attention(q, k, v, cache=cache)
+
+    def of_one(q, k, v):
+        return run(q[None], k[None], v[None])
+
+    def append(k):
+        cache.append(k, k)
+        return k
+
+    def refused(what, call):
+        with pytest.raises(tessera.Unsupported, match=f"cache: {what}"):
+            call()
+        assert cache._host == [0]
+
+    refused("torch.func", lambda: torch.vmap(of_one)(q, k, v))
+    refused("torch.func", lambda: torch.vmap(append)(k[None]))
+    refused("torch.func", lambda: torch.func.grad(lambda q: run(q, k, v).sum())(q))
+    refused("torch.func", lambda: torch.func.jvp(lambda q: run(q, k, v), (q,), (q,)))
+    refused("tracing", lambda: make_fx(run)(q, k, v))
+    refused("torch.jit.trace", lambda: torch.jit.trace(run, (q, k, v)))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        refused("tracing", lambda: run(q, k, v))
+    with forward_ad.dual_level():
+        refused("forward-mode", lambda: run(forward_ad.make_dual(q, q), k, v))
+        run(q, k, v)
+    assert cache.lengths.tolist() == [3]
+
+
+def test_compiled_code_runs_a_cache_between_its_graphs():
+    model = Model(PATTERNS["s2"], 1)
+    cache, other = model.cache, copy.deepcopy(model.cache)
+
+    def run(q, k, v, cache):
+        return tessera.attention(q.sin(), k, v, cache=cache).cos()
+
+    inputs = model.new((1, 3))
+    compiled = torch.compile(run, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(*inputs, cache), run(*inputs, other))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(run, backend="eager", fullgraph=True)(*inputs, cache)
+    torch._dynamo.reset()
+    assert cache.lengths.tolist() == [6]
+
+
+def test_scales_of_any_type_have_one_plan():
+    model = Model(PATTERNS["s2"], 2)
+    q, k, v = model.new((2, 1))
+    tessera.attention(q, k, v, cache=model.cache, scale=0.25)
+    plans = len(model.cache._plans)
+    for _ in range(3):
+        tessera.attention(q, k, v, cache=model.cache, scale=torch.tensor(0.25))
+    assert len(model.cache._plans) == plans
+    with pytest.raises(TypeError, match="scale: a number"):
+        tessera.attention(q, k, v, cache=model.cache, scale="x")
+
+
+def test_select_takes_no_more_than_a_cache_may_have():
+    model = Model(PATTERNS["s2"], 2)
+    model.step(3)
+    with pytest.raises(tessera.InvalidArgument, match="select: sequences: 1 to 65536"):
+        model.cache.select([0] * 65537)
+    model.step(3)

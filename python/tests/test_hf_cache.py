@@ -131,6 +131,33 @@ def test_drafts_are_rolled_back():
         cache.crop(-60)
 
 
+def test_crop_takes_back_tokens_of_all_layers_or_of_none():
+    model, _ = models("llama", "tessera_hybrid")
+
+    def pattern(_, layer):  # the dense layer comes first
+        return tessera.S2(16, 2, 4) if layer else tessera.Dense()
+
+    cache = compact(model, pattern=pattern)
+    for n, layer in enumerate(cache.layers):
+        x = torch.randn(2, HEADS, 100, 16)
+        cache.update(x, x, n)
+        if n:
+            layer._pending = False
+            layer._kept(x, x).append(x.transpose(1, 2), x.transpose(1, 2))
+
+    def lengths():
+        return [layer.get_seq_length() for layer in cache.layers]
+
+    with pytest.raises(tessera.InvalidArgument, match="rollback: sequence 0"):
+        cache.crop(-60)
+    assert lengths() == [100, 100]
+    cache.crop(90)  # as in earlier versions of transformers
+    assert lengths() == [90, 90]
+    cache.crop(-3)
+    cache.crop(0)
+    assert lengths() == [87, 87]
+
+
 def test_a_prompt_cache_is_copied_and_its_sequences_are_selected():
     model, _ = models("llama", "tessera_hybrid")
     prompt, cache = tokens(1, 70), compact(model)

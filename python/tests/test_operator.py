@@ -195,6 +195,20 @@ def test_gradients_of_gradients_are_refused() -> None:
         d_q.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_batches_of_gradients() -> None:
+    inputs = tensors()
+    o, lse = tessera.attention(*inputs, PATTERN, return_lse=True)
+    for result in (o, lse):
+        given = torch.randn(3, *result.shape)
+        got = torch.autograd.grad(
+            result, inputs, given, is_grads_batched=True, retain_graph=True
+        )
+        each = [torch.autograd.grad(result, inputs, x, retain_graph=True) for x in given]
+        for found, wanted in zip(got, zip(*each, strict=True), strict=True):
+            assert torch.equal(found, torch.stack(wanted))
+
+
 def test_transforms_are_refused() -> None:
     q, k, v = tensors(grad=False)
 

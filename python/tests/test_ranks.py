@@ -117,6 +117,13 @@ def test_wrong_arguments_are_named() -> None:
         ("heads: dense", lambda: tessera.assign_heads(tessera.Dense(), 2)),
         ("heads: 8 by the pattern", lambda: tessera.assign_heads(pattern, 2, heads=4)),
         ("kv_heads: a number", lambda: tessera.assign_heads(pattern, 2, kv_heads=3)),
+        (
+            "kv_heads: 4 by the pattern",
+            lambda: tessera.assign_heads(
+                S2(8, 1, 4, per_kv_head=True, heads_total=8, kv_heads_total=4), 2, kv_heads=8
+            ),
+        ),
+        ("tokens: less than", lambda: tessera.assign_heads(pattern, 2, tokens=2**40)),
         ("tokens: 1 or more", lambda: tessera.assign_heads(pattern, 2, tokens=0)),
         ("head_ids", lambda: tessera.assign_heads(pattern.on_heads([1, 2], 8), 2)),
         ("one number has", lambda: tessera.assign_heads(S2(8, 1, 4), 4, heads=12, kv_heads=6)),

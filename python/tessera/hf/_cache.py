@@ -206,13 +206,21 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         """Takes back the last tokens: -n of them, or, as in earlier versions of transformers, all
         but the first n. At most max_chunk."""
         self._no_pending()
-        n = tokens_to_remove
-        count = -n if n <= 0 else max(0, self._seen - n)
+        count = _removed(tokens_to_remove, self._seen)
         if count and self.cache is not None:
-            cache = self.cache
-            each = [min(count, cache.length(s)) for s in range(cache.sequences)]
-            cache.rollback(each)
+            self.cache.rollback(self._each(count))
             self._seen -= min(count, self._seen)
+
+    def check_crop(self, count: int) -> None:
+        """Raises where that many tokens cannot be taken back."""
+        self._no_pending()
+        if self.cache is not None:
+            self.cache._rolled_back(self._each(count))
+
+    def _each(self, count: int) -> list[int]:
+        assert self.cache is not None
+        cache = self.cache
+        return [min(count, cache.length(s)) for s in range(cache.sequences)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._no_pending()
@@ -288,6 +296,18 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
             layers.append(S2Layer(found, n, **words) if sparse else dense())
         super().__init__(layers=layers)
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last tokens of all layers, or of none: -n of them, or all but the first
+        n. At most max_chunk."""
+        count = _removed(tokens_to_remove, self.get_seq_length())
+        if not count:
+            return
+        for layer in self.layers:
+            if isinstance(layer, S2Layer):
+                layer.check_crop(count)
+        for layer in self.layers:
+            layer.crop(-count)
+
     @property
     def bytes(self) -> int:
         """Bytes that all layers hold."""
@@ -301,6 +321,12 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
             else sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
             for layer in self.layers
         ]
+
+
+def _removed(wanted: int, seen: int) -> int:
+    """How many tokens `crop` takes back: -n, or, as in earlier versions of transformers, all but
+    the first n."""
+    return -wanted if wanted <= 0 else max(0, seen - wanted)
 
 
 def _patterns(
