@@ -270,6 +270,13 @@ static VkSemaphore make_semaphore(const app *a, int timeline) {
     return semaphore;
 }
 
+/* The queue's thread of lavapipe looks at the semaphores of a submission once more after it has
+ * signalled the fence, so a fence does not say that they may go. */
+static void destroy_semaphore(const app *a, VkSemaphore semaphore) {
+    VK(vkDeviceWaitIdle(a->device));
+    vkDestroySemaphore(a->device, semaphore, NULL);
+}
+
 /* Submits with up to one semaphore on each side; values of 0 stand for binary ones. */
 static void submit(app *a, VkCommandBuffer commands, VkSemaphore wait, uint64_t wait_value,
                    VkSemaphore signal, uint64_t signal_value, VkFence fence) {
@@ -409,7 +416,7 @@ static void test_record_events(void **state) {
         assert_ok(tess_run(plan, &j.run));
         assert_int_equal(tess_run(plan, &j.run), TESS_ERROR_BUSY);
         VK(vkEndCommandBuffer(third));
-        vkDestroySemaphore(a->device, semaphore, NULL);
+        destroy_semaphore(a, semaphore);
     }
     tess_plan_release(plan);
     job_end(a, &j);
@@ -503,8 +510,8 @@ static void chained(app *a, int timeline) {
     vkDestroyBuffer(a->device, out, NULL);
     vkFreeMemory(a->device, in_memory, NULL);
     vkFreeMemory(a->device, out_memory, NULL);
-    vkDestroySemaphore(a->device, first, NULL);
-    if (!timeline) vkDestroySemaphore(a->device, second, NULL);
+    destroy_semaphore(a, first);
+    if (!timeline) destroy_semaphore(a, second);
     vkDestroyFence(a->device, fence, NULL);
     vkDestroyFence(a->device, run_fence, NULL);
 }
@@ -547,7 +554,7 @@ static void test_waits(void **state) {
     assert_ok(tess_wait(a->t.device, patience));
     job_end(a, &j[0]);
     job_end(a, &j[1]);
-    vkDestroySemaphore(a->device, semaphore, NULL);
+    destroy_semaphore(a, semaphore);
 }
 
 /* The device's own queue: in order, with the device's time, and a copy of Tessera's between the
