@@ -257,7 +257,7 @@ class Compare(command.CommandTest):
         self.put("a.json", root)
         self.compare("a.json", "--html", "a.html")
         page = self.read("a.html")
-        self.assertIn("<td>1.98 GHz, 350 W, 41 °C<td>1.98 GHz, 350 W, 44 °C", page)
+        self.assertIn("<td>1.98 GHz, 350 W, 41 °C → 44 °C", page)
         self.assertNotIn("tokens a joule", page)
         root["results"][0]["joules"] = 0.25
         self.put("a.json", root)
