@@ -52,8 +52,9 @@ static void warm_up(contestant *const *all, int n, double seconds) {
         int any = 0;
         for (int i = 0; i < n && !clock_interrupted(); i++) {
             contestant *c = all[i];
-            /* The first run of all may have loaded code for a while. */
-            if (!is_in(c) || c->latest > (round ? seconds : SLOW_RUN)) continue;
+            /* The first run of all may have loaded code for a while; a turn came after it. */
+            if (!is_in(c) || c->latest > (round ? seconds : SLOW_RUN) || c->turn > seconds)
+                continue;
             c->at_once = 1;
             c->latest = c->turns ? layers_time(&c->x, 1) : measure_run(&c->x);
             if (isnan(c->latest)) lose(c, BENCH_FAILED, c->x.error);
