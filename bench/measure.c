@@ -311,8 +311,8 @@ void measure_describe(const char *line, bench_result *r) {
     problem_free(&p);
 }
 
-double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel, uint32_t dtype,
-                     double *compiling) {
+double measure_speed(tess_runtime *runtime, tess_device *device, const bench_device *d,
+                     const char *kernel, uint32_t dtype, double *compiling) {
     char line[128];
     contestant *c = calloc(1, sizeof *c);
     const measure_limits limits = {0, 0, UINT64_MAX, UINT64_MAX};
@@ -321,7 +321,7 @@ double measure_speed(tess_runtime *runtime, tess_device *device, const char *ker
     snprintf(line, sizeof line, "dtype=%s heads=4 head_dim=128 q_len=512 pattern=dense",
              dtype_name(dtype));
     if (contestant_open(c, runtime, device, kernel, line, &limits) == 0) {
-        contest(&c, 1, NULL, &limits);
+        contest(&c, 1, d, &limits);
         *compiling += c->result.compile_seconds;
         if (c->result.status == BENCH_OK && c->result.median > 0) {
             speed = c->result.flops / c->result.median;

@@ -80,7 +80,7 @@ int measure_check(instance *x, double seconds, instance_verdict *verdict, char *
 
 /* Useful FLOP/s of a small dense problem, to foretell how long others take. 0 when the kernel does
  * not run it. Adds the seconds that went to compilation to *compiling. */
-double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel, uint32_t dtype,
-                     double *compiling);
+double measure_speed(tess_runtime *runtime, tess_device *device, const bench_device *d,
+                     const char *kernel, uint32_t dtype, double *compiling);
 
 #endif

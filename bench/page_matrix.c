@@ -178,7 +178,11 @@ static void measured_cell(const matrix *m, const matrix_row *row, const matrix_c
                     : NULL,
                 f);
     snprintf(b, sizeof b, "IQR %s", short_percent(a, sizeof a, x->spread));
-    flagged(b, x->noisy ? "" : NULL, f);
+    flagged(b, x->spread > BENCH_NOISY ? "" : NULL, f);
+    if (x->noisy && !(x->spread > BENCH_NOISY))
+        fputs(" <span class=\"flag\" title=\"the GPU's clock rose while this was timed\">"
+              "warming</span>",
+              f);
     if (x->suspect)
         fputs(" <span class=\"flag\" title=\"faster than ideal by more than the "
               "spread\">suspect</span>",

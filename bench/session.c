@@ -36,7 +36,8 @@ void session_reset_speeds(session *s) {
 void session_find_speed(session *s, uint32_t dtype) {
     if (s->speed[dtype] != 0) return;
     progress_now(&s->bar, "measuring the speed of a small problem");
-    s->speed[dtype] = measure_speed(s->runtime, s->device, s->kernel, dtype, &s->compiling);
+    s->speed[dtype] = measure_speed(s->runtime, s->device, &s->report->devices[s->index], s->kernel,
+                                    dtype, &s->compiling);
     if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
 }
 
