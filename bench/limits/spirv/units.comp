@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products on matrix units in GLSL (VK_KHR_cooperative_matrix): of f16, or of bf16 with BF16. A
-// product is of one subgroup, with operands and sums in registers. Sums begin with different values,
-// or a compiler makes one of two, and are stored only if they have a value that they never have: the
-// loop must not be left out.
+// product is of one subgroup, with operands and sums in registers. Sums begin with different
+// values, or a compiler makes one of two, and are stored only if they have a value that they never
+// have: the loop must not be left out.
 #version 450
 #pragma use_vulkan_memory_model
 #extension GL_KHR_memory_scope_semantics : require
