@@ -332,11 +332,13 @@ static void brief_cell(const matrix_cell *c, kernel_list *kernels, FILE *f) {
     } else if (c->state == MATRIX_MEASURED) {
         const double numbers[] = {x->median,      x->q1,      x->q3,          c->rate,
                                   x->limit_share, x->speedup, x->speedup_low, x->speedup_high};
+        /* Times are compared; shares and ratios are only shown. */
+        enum { EXACT = 4 };
         const int n = isfinite(x->speedup) ? 8 : 5;
         fprintf(f, "[%d", kernel_index(kernels, x->kernel));
         for (int i = 0; i < n; i++)
             if (isfinite(numbers[i]))
-                fprintf(f, ",%.6g", numbers[i]);
+                fprintf(f, i < EXACT ? ",%.6g" : ",%.4g", numbers[i]);
             else
                 fputs(",null", f);
         fputc(']', f);

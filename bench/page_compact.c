@@ -84,7 +84,6 @@ static int skips_end_tag(text *t, int bars) {
 void page_compact(const char *page, size_t size, FILE *f) {
     text t = {page, page + size};
     int inside = 0; /* a picture, bars, a table below the first */
-    int picture = 0;
     while (t.at < t.end) {
         if (starts(&t, "<style>\n") || starts(&t, "<script>\n")) {
             const char *end = t.at[2] == 't' ? "</style>" : "</script>";
@@ -96,18 +95,13 @@ void page_compact(const char *page, size_t size, FILE *f) {
         } else if (starts(&t, "<script")) { /* the chart library and its licence */
             copy_to(&t, "</script>", f);
         }
-        if (starts(&t, "<svg")) {
-            inside |= 1;
-            picture = !starts(&t, "<svg class=\"key");
-        } else if (starts(&t, "</svg")) {
-            inside &= ~1;
-            picture = 0;
-        }
+        if (starts(&t, "<svg")) inside |= 1;
+        if (starts(&t, "</svg")) inside &= ~1;
         if (starts(&t, "<div class=\"bars\"")) inside |= 2;
         if (starts(&t, "<table class=\"list")) inside |= 4;
         if (starts(&t, "</table")) inside &= ~4;
         if (starts(&t, "<h3") || starts(&t, "</section")) inside &= ~2;
-        if (t.at + 1 < t.end && !picture && *t.at == '<' && isalpha((unsigned char)t.at[1])) {
+        if (t.at + 1 < t.end && *t.at == '<' && isalpha((unsigned char)t.at[1])) {
             copy_tag(&t, f);
         } else if (t.at < t.end && !skips_end_tag(&t, inside & 2)) {
             if (!inside || *t.at != '\n') fputc(*t.at, f);

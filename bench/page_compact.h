@@ -6,8 +6,8 @@
 #include <stdio.h>
 
 /* Leaves out what HTML lets one leave out: end tags of cells, rows and items; quotes around plain
- * words, but not in pictures, which are XML elsewhere; line ends within pictures, bars, data and
- * the tables below the first; in style and scripts indents and lines that are comments. */
+ * words; line ends within pictures, bars, data and the tables below the first; in style and scripts
+ * indents and lines that are comments. */
 void page_compact(const char *page, size_t size, FILE *f);
 
 #endif

@@ -321,11 +321,11 @@ int page_bars(const matrix *m, int decode, FILE *f) {
             char rate[TEXT_SIZE];
             const matrix_cell *c = matrix_at(m, i, k);
             if (!(c->rate > 0)) continue;
-            fprintf(f,
-                    "<p class=\"k%d\" data-c=\"%d\"><svg class=\"key\"><use href=\"#s%d\"/></svg>"
-                    "<i style=\"--w:%.1f%%\"></i><em>%s</em></p>\n",
-                    k % PAGE_COLOURS, k, page_shape(k), 100 * c->rate / most,
-                    text_rate(rate, sizeof rate, c->rate, decode ? "B/s" : "FLOP/s"));
+            fprintf(
+                f,
+                "<p class=\"k%d s%d\" data-c=\"%d\"><i style=\"--w:%.1f%%\"></i><em>%s</em></p>\n",
+                k % PAGE_COLOURS, page_shape(k), k, 100 * c->rate / most,
+                text_rate(rate, sizeof rate, c->rate, decode ? "B/s" : "FLOP/s"));
         }
         fputs("</div>\n", f);
     }
@@ -360,31 +360,27 @@ static void energy_cells(table *t, const bench_result *x) {
 }
 
 /* One quantity before and after the runs: once where both look the same. */
-static void sensor_part(char *text, size_t size, double scale, const char *format, double before,
-                        double after) {
-    char first[32] = "", second[32] = "";
+static void sensor_part(char *text, size_t size, double scale, int digits, const char *unit,
+                        double before, double after) {
+    char first[32] = "?", second[32] = "?";
     const size_t used = strlen(text);
-    if (isfinite(before)) snprintf(first, sizeof first, format, before / scale);
-    if (isfinite(after)) snprintf(second, sizeof second, format, after / scale);
-    if (!first[0] && !second[0]) return;
+    if (!isfinite(before) && !isfinite(after)) return;
+    if (isfinite(before)) snprintf(first, sizeof first, "%.*f", digits, before / scale);
+    if (isfinite(after)) snprintf(second, sizeof second, "%.*f", digits, after / scale);
     const int same = strcmp(first, second) == 0;
-    snprintf(text + used, size - used, "%s%s%s%s", used ? ", " : "", first[0] ? first : "?",
-             same ? "" : " \xe2\x86\x92 ",
-             same        ? ""
-             : second[0] ? second
-                         : "?");
+    snprintf(text + used, size - used, "%s%s%s%s %s", used ? ", " : "", first,
+             same ? "" : " \xe2\x86\x92 ", same ? "" : second, unit);
 }
 
-/* "1.98 GHz, 350 W, 41 C to 44 C": what the device told before and after the runs. */
+/* "1.98 GHz, 350 W, 41 to 44 C": what the device told before and after the runs. */
 static void sensor_cell(table *t, const bench_result *x) {
+    static const char celsius[] = "\xc2\xb0"
+                                  "C";
     const bench_sensors *a = &x->before, *b = &x->after;
     char text[192] = "";
-    sensor_part(text, sizeof text, 1e9, "%.2f GHz", a->clock_hz, b->clock_hz);
-    sensor_part(text, sizeof text, 1, "%.0f W", a->power_watts, b->power_watts);
-    sensor_part(text, sizeof text, 1,
-                "%.0f \xc2\xb0"
-                "C",
-                a->temperature_celsius, b->temperature_celsius);
+    sensor_part(text, sizeof text, 1e9, 2, "GHz", a->clock_hz, b->clock_hz);
+    sensor_part(text, sizeof text, 1, 0, "W", a->power_watts, b->power_watts);
+    sensor_part(text, sizeof text, 1, 0, celsius, a->temperature_celsius, b->temperature_celsius);
     table_cell(t, "%s", text[0] ? text : "-");
 }
 
@@ -411,7 +407,7 @@ void page_costs(const matrix *m, FILE *f) {
             table_cell(&t, "%s%s%s", first ? m->rows[i].name : "", first ? ", " : "",
                        first ? m->rows[i].detail : "");
             first = 0;
-            table_cell(&t, "%s", m->columns[k].head);
+            table_cell(&t, "%s", m->columns[k].id);
             table_cell(&t, "%s", x->kernel);
             table_cell(&t, "%s", text_seconds(b, sizeof b, x->first_seconds));
             table_cell(&t, "%s",
