@@ -21,7 +21,9 @@ static int64_t last_key(const tess_column_walk *w, const tess_column_keys *k, in
 void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t size) {
     tess_runtime *runtime = w->x->runtime;
     /* Most columns have one segment, or two where they take turns. */
-    const uint64_t least = w->x->expected + w->x->expected / 8 + 16,
+    const uint64_t expected = w->x->expected,
+                   least = size == sizeof(tess_column_copies) ? expected / 32 + 16
+                                                              : expected + expected / 8 + 16,
                    more = *room == 0 ? (size == sizeof(tess_segment) && w->x->turns ? 2 : 1) * least
                                      : *room + *room / 2;
     void *moved = w->status == TESS_OK && more <= SIZE_MAX / size
