@@ -261,7 +261,7 @@ def main():
         if queries:
             few = share // 4
             one, none = faults(few, places=1, **wanted), faults(few, forgets=0.1, **wanted)
-            print(f"; of {few}: {one} with one place for dS^T, {none} without some barriers", end="")
+            print(f"; of {few}: {one} with one place, {none} with barriers left out", end="")
             failed |= min(one, none) < few // 2
         print()
         failed |= found > 0
