@@ -37,7 +37,8 @@ static tess_status check_later(const tess_plan_desc *d) {
 
 static tess_status check_numbers(const tess_plan_desc *d) {
     const uint32_t known = TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_DEVICE_LENGTHS |
-                           TESS_PLAN_COMPACT | TESS_PLAN_APPEND | TESS_PLAN_GRADIENTS;
+                           TESS_PLAN_COMPACT | TESS_PLAN_APPEND | TESS_PLAN_GRADIENTS |
+                           TESS_PLAN_TRUST_DEVICE;
     if (d->flags & ~known)
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
     if (d->op > TESS_OP_BACKWARD)

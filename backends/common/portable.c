@@ -180,7 +180,7 @@ void tess_portable_args(const tess_launch *l, int base_in_handle, uint64_t table
     a->slots_at = (tess_arg_u32)(tables->slots_at / 4);
     a->kv_heads_at = (tess_arg_u32)(tables->kv_heads_at / 4);
     a->page = (tess_arg_u32)l->page;
-    a->pages = (tess_arg_u32)l->pages;
+    a->pages = tess_portable_pages(l);
     a->scale = l->scale;
     a->items = (tess_arg_u32)items;
     a->items_at = (tess_arg_u32)((table_at + first * record) / 4);

@@ -34,6 +34,7 @@ void tess_prepare_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     }
     a->items = l->batch;
     if (l->tensor[TESS_ROLE_Q_FIRST].buffer.kind != TESS_BUFFER_NONE) a->flags |= TESS_ARGS_FIRST;
+    if (l->trusted) a->flags |= TESS_ARGS_TRUST;
     a->classes_at = (tess_arg_u32)(l->tables->classes_at / 4);
     a->items_at = (tess_arg_u32)(l->tables->step_plan_at / 4);
 }

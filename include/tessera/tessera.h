@@ -547,6 +547,9 @@ enum {
     /* tess_append may be called with the plan: its kernel is made ready too. */
     TESS_PLAN_APPEND = 1u << 3,
     /* 1u << 4 to 1u << 7: see tessera_backward.h */
+    /* Values in device memory are used unchecked: the caller promises page ids in [0, pages) for
+     * every key below kv_len, and lengths and positions of steps within what tess_prepare says. */
+    TESS_PLAN_TRUST_DEVICE = 1u << 8,
 };
 
 /*

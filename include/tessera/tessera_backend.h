@@ -305,6 +305,9 @@ typedef struct tess_launch {
     uint32_t gradients; /* TESS_PLAN_DQ_F32, ..._ADD of the plan: what d_q, d_k and d_v are */
     uint32_t n_strips, n_columns; /* of the whole plan */
     uint64_t strips_at; /* bytes from workspace.offset: n_strips * n_heads * strip_bytes */
+    /* 1: TESS_PLAN_TRUST_DEVICE: page ids, lengths and positions need no check. */
+    uint32_t trusted;
+    uint32_t reserved_too; /* 0 */
 } tess_launch;
 
 typedef struct tess_backend {

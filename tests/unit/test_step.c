@@ -7,6 +7,7 @@
 #include "fixtures/h200.h"
 #include "fixtures/planner.h"
 
+#include "paging.h"
 #include "prepare.h"
 #include "step.h"
 
@@ -543,7 +544,36 @@ static void test_rule(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------ device values that are trusted
+ */
+
+/* Of a plan with TESS_PLAN_TRUST_DEVICE kernels get bounds that every page id and column is below,
+ * and no order to clamp lengths. */
+static void test_trusted(void **state) {
+    (void)state;
+    const tess_tables tables = {.struct_size = sizeof tables};
+    tess_launch l = {.struct_size = sizeof l,
+                     .tables = &tables,
+                     .group = 1,
+                     .n_heads = 1,
+                     .head_dim = 8,
+                     .page = 16,
+                     .pages = 9};
+    l.tensor[TESS_ROLE_BLOCK_TABLE].stride_batch = 5;
+    for (l.trusted = 0; l.trusted < 2; l.trusted++) {
+        tess_args args;
+        tess_paging_args append;
+        tess_portable_forward_args(&l, 0, 1, 1, &args);
+        tess_paging_fill(&l, 0, 1, 1, &append);
+        assert_int_equal(l.trusted ? UINT32_MAX : 9, args.pages);
+        assert_int_equal(l.trusted ? UINT32_MAX : 9, append.pages);
+        assert_int_equal(l.trusted ? UINT32_MAX : 5, append.columns);
+        tess_prepare_args(&l, 1, &args);
+        assert_int_equal(l.trusted ? TESS_ARGS_TRUST : 0, args.flags & TESS_ARGS_TRUST);
+    }
+}
+
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_same_jobs), TEST(test_room),
-                             TEST(test_hostile_lengths), TEST(test_rule));
+                             TEST(test_hostile_lengths), TEST(test_rule), TEST(test_trusted));
 }

@@ -83,7 +83,7 @@ static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const te
                        .k_scale_page = (uint64_t)k_scale->stride_batch * scale_size,
                        .v_scale_page = (uint64_t)v_scale->stride_batch * scale_size,
                        .page = l->page,
-                       .pages = l->pages,
+                       .pages = l->trusted ? INT64_MAX : l->pages,
                        .kv_start = s->kv_start};
     if (l->compact) {
         const tess_kv_head *own = &l->tables->kv_heads[head];
