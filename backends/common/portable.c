@@ -108,7 +108,7 @@ void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps 
     caps->buffer_kind = buffer_kind;
     caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_APPEND |
                      TESS_FEATURE_MERGE | TESS_FEATURE_STEPS | TESS_FEATURE_KV_8BIT |
-                     TESS_FEATURE_BACKWARD;
+                     TESS_FEATURE_PARTS | TESS_FEATURE_BACKWARD;
     caps->parallel_jobs = parallel_jobs;
     caps->workspace_align = 256;
 }

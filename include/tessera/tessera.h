@@ -550,6 +550,9 @@ enum {
     /* Values in device memory are used unchecked: the caller promises page ids in [0, pages) for
      * every key below kv_len, and lengths and positions of steps within what tess_prepare says. */
     TESS_PLAN_TRUST_DEVICE = 1u << 8,
+    /* With DEVICE_LENGTHS: steps may come with kv_first (tess_prepare). Positions then reach to the
+     * layout's max_tokens, and kv_len is the capacity of a part. */
+    TESS_PLAN_DEVICE_PARTS = 1u << 9,
 };
 
 /*
@@ -712,7 +715,8 @@ typedef enum tess_role {
     TESS_ROLE_D_Q = 17,
     TESS_ROLE_D_K = 18,
     TESS_ROLE_D_V = 19,
-    TESS_ROLE_D_LSE = 20, /* float32 */
+    TESS_ROLE_D_LSE = 20,    /* float32 */
+    TESS_ROLE_KV_FIRST = 21, /* of tess_prepare, int32 */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to

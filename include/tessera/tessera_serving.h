@@ -108,6 +108,31 @@ TESS_API tess_status tess_layout_storage(const tess_layout *layout, uint32_t sto
 TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t storage, int64_t tokens,
                                        int32_t page, int64_t *pages);
 
+/*
+ * A cache may keep a part of a sequence's keys: those from position kv_first on, a multiple of the
+ * pattern's block, as ranks do that share a long sequence (kv_first of tess_plan_desc and
+ * tess_prepare_desc). A compact one then counts blocks from the part's first one: in the rule above
+ * s and n are the fixed and other blocks below j less those below that one, and the places of
+ * earlier blocks do not exist. So the part's slots begin at 0 too, slot = block less the first
+ * block until the ring is full, no slot is unused, and the ring promises the same. How many slots
+ * some tokens take depends on kv_first, since fixed blocks come at equal steps and not at once.
+ *
+ * tess_layout_part_slot
+ *           the slot in which such a cache keeps key block `block`, counted from position 0.
+ * tess_layout_part_pages
+ *           what tess_layout_pages answers, for `tokens` tokens from kv_first on. TESS_ANY_FIRST
+ *           as kv_first: the most that any part of so many tokens takes, which block tables of a
+ *           plan with TESS_PLAN_DEVICE_PARTS have room for, and a COMPACT pool without pages.
+ * INVALID: out of range, kv_first that is no multiple of block, a block before it, tokens that end
+ *   past max_tokens.
+ */
+enum { TESS_ANY_FIRST = -1 };
+TESS_API tess_status tess_layout_part_slot(const tess_layout *layout, int32_t kv_head,
+                                           int64_t kv_first, int64_t block, int64_t *slot);
+TESS_API tess_status tess_layout_part_pages(const tess_layout *layout, uint32_t storage,
+                                            int64_t kv_first, int64_t tokens, int32_t page,
+                                            int64_t *pages);
+
 /* What tess_plan_tensor does, for K or V of a storage group, or for their scales, which have no
  * head_dim:
  *

@@ -33,8 +33,9 @@ typedef struct rig {
     tess_plan_info info;
     float *q, *k, *v, *o, *lse;
     tess_buffer q_at, k_at, v_at, o_at, lse_at, work, step, cu_at, kv_at, first_at;
-    int32_t cu_rows[BATCH + 1], kv_lens[BATCH], q_first[BATCH];
+    int32_t cu_rows[BATCH + 1], kv_lens[BATCH], q_first[BATCH], kv_first[BATCH];
     bool has_first; /* the step is given q_first */
+    bool has_parts; /* and kv_first */
     bool trusted;   /* the plan has TESS_PLAN_TRUST_DEVICE */
 } rig;
 
@@ -205,7 +206,7 @@ static uint32_t same_step(const rig *r, uint32_t batch, tess_buffer at, const in
     args.items_at = head->plan_at;
     args.classes_at = plan->copy_to;
     args.flags = (r->has_first ? TESS_ARGS_FIRST : 0) | (r->trusted ? TESS_ARGS_TRUST : 0);
-    tess_prepare_on_host(&args, step, cu_rows, kv_lens, r->q_first, own);
+    tess_prepare_on_host(&args, step, cu_rows, kv_lens, r->q_first, r->kv_first, own);
     assert_memory_equal(own, step, 7 * sizeof *step);
     assert_memory_equal(own + plan->sequences_at, step + plan->sequences_at,
                         batch * sizeof(tess_sequence));
@@ -658,7 +659,7 @@ static void spoiled(rig *r) {
     REFUSED(INVALID, "step", x.step = x.kv_lens; x.step.size = 0);
     REFUSED(INVALID, "q_first", x.q_first = r->kv_at; x.q_first.size = 4 * BATCH - 1);
     REFUSED(INVALID, "step", x.q_first = x.step);
-    REFUSED(UNSUPPORTED, "kv_first", x.kv_first = r->cu_at);
+    REFUSED(INVALID, "kv_first", x.kv_first = r->cu_at);
     REFUSED(INVALID, "stream", x.stream.kind = 7);
     REFUSED(VERSION, "desc", x.struct_size--);
     assert_error(tess_prepare(NULL, &d), TESS_ERROR_INVALID, "tess_prepare", "plan");

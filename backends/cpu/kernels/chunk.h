@@ -109,7 +109,7 @@ static inline int32_t cpu_keys_find(const cpu_keys *keys, int64_t block, int64_t
     uint64_t at = (uint64_t)t, page = 0;
     if (keys->slots) {
         const int64_t j = t / block, inside = t - j * block;
-        at = (uint64_t)((int64_t)keys->slots[j].slot * block + inside);
+        at = (uint64_t)((int64_t)keys->slots[keys->kv_start + j].slot * block + inside);
         if (count > block - inside) count = (int32_t)(block - inside);
     }
     if (keys->table) {
