@@ -587,8 +587,8 @@ enum {
  *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
  *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
  *                all keys, as those of a later part do. Without q_first the last row is at the
- *                position of the last key. UNSUPPORTED in this version: kv_first with
- *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
+ *                position of the last key. A KV cache may keep a part as well, compact ones from
+ *                slot 0 on: see tess_layout_part_slot.
  *
  * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of a whole step.
  * page:          K and V lie in pages of that many tokens, which a table names: tess_run_desc. With

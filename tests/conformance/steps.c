@@ -695,6 +695,7 @@ static void spoiled(rig *r) {
     NO_PLAN(INVALID, "max_rows", y.max_rows = -1);
     NO_PLAN(UNSUPPORTED, "kv_split", y.kv_split = 4097);
     NO_PLAN(INVALID, "max_rows", y.flags = 0; y.max_rows = 1);
+    NO_PLAN(INVALID, "flags", y.flags = TESS_PLAN_DEVICE_PARTS);
 
     /* A plan without device lengths takes no step and cannot be prepared. */
     p.flags = 0;
