@@ -97,7 +97,8 @@ static tess_status fake_query(void *opaque, tess_caps *caps) {
     if (status != TESS_OK) return status;
     caps->host_memory = 0;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT |
+                     TESS_FEATURE_PARTS;
     caps->parallel_jobs = 6;
     caps->workspace_align = 512;
     caps->range_blocks = control->range_blocks;
