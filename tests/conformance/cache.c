@@ -392,14 +392,14 @@ static const struct {
      1},
     {"pattern=dense heads=4 kv_heads=2 head_dim=24 q_lens=30,2 kv_lens=30,290 kv_dtype=i8", 0},
     /* Parts of the keys, in every phase of their fixed blocks. */
-    {("pattern=s2 block=16 local=2 stride=5 heads=6 kv_heads=3 dense_heads=1 head_dim=72 batch=5 "
-      "q_len=7 kv_len=410 kv_first=0,16,112,48,704 dtype=f16"),
+    {("pattern=s2 block=16 local=2 stride=5 heads=6 kv_heads=3 dense_heads=1 head_dim=40 batch=3 "
+      "q_len=2 kv_len=210 kv_first=16,112,704 dtype=f16"),
      1},
-    {("pattern=s2 block=24 local=3 stride=4 heads=4 kv_heads=2 head_dim=128 q_lens=3,9,1,1 "
-      "kv_lens=400,90,517,0 kv_first=48,24,72,240 q_first=2000 dtype=bf16"),
+    {("pattern=s2 block=24 local=3 stride=4 heads=4 kv_heads=2 head_dim=128 q_lens=1,3,1,1 "
+      "kv_lens=200,90,217,0 kv_first=48,24,72,240 q_first=2000 dtype=bf16"),
      1},
-    {("pattern=window left=90 sinks=70 block=16 heads=2 head_dim=40 batch=4 q_len=3 kv_len=300 "
-      "kv_first=0,16,64,400"),
+    {("pattern=window left=90 sinks=70 block=16 heads=2 head_dim=40 batch=3 q_len=1 kv_len=170 "
+      "kv_first=16,64,400"),
      1},
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };

@@ -307,6 +307,8 @@ static void generation(cache *c) {
                                                : 9;
     const int64_t none[CACHE_BATCH] = {0};
     if (!c->shape->steps || c->shape->hostile) return;
+    /* of parts, those that lie by slot alone are enough for so many steps */
+    if (!begin_alike(c->shape) && (c->shape->page || !c->shape->compact)) return;
     for (int n = 0; n < TOKENS + 40; n++) {
         int64_t rows[CACHE_BATCH];
         for (int b = 0; b < CACHE_BATCH; b++) {
