@@ -469,7 +469,7 @@ def all_of(calls):
 
 PARTS = (
     "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,prefill,together,"
-    "shared,capacity,nodes,prepare,append,workspace,host,portable,codes"
+    "shared,capacity,nodes,prepare,append,trusted,workspace,host,portable,codes"
 )
 
 

@@ -15,6 +15,7 @@ from tessera_ctypes import (
     DTYPES,
     PER_KV_HEAD,
     S2,
+    TRUST_DEVICE,
     Refused,
     pattern,
 )
@@ -267,7 +268,7 @@ class Serving:
 
     # ------------------------------------------------------------------ steps
 
-    def step_plan(self, batch, capacity, lengths, layers=None, rows=1):
+    def step_plan(self, batch, capacity, lengths, layers=None, rows=1, flags=0):
         """A plan with device lengths on pages, its cache, a prepared step, and its functions.
 
         Returns (plan, info, cache, prepare, fields of a run, q, o). Sequences have `rows` rows.
@@ -285,7 +286,7 @@ class Serving:
             max_rows=batch * rows,
             kv_len=capacity,
             page=64,
-            flags=DEVICE_LENGTHS | APPEND,
+            flags=DEVICE_LENGTHS | APPEND | flags,
         )
         memory = torch.zeros(info.step_bytes // 4 + 64, dtype=torch.int32, device=q.device)
         step = memory[-memory.data_ptr() % 256 // 4 :]
@@ -422,6 +423,32 @@ class Serving:
                 continue
             t = self.turns([("append", GRAPH_CALLS, self.times(*calls))])["append"]
             self.report(title, statistics.median(t) * 1e6, 4.0, "us", True, [t])
+
+    def trusted(self):
+        """What the checks of device values cost: over plans that trust these, in turns."""
+        ways = ("checked", 0), ("trusted", TRUST_DEVICE)
+        for batch, tokens in (16, 32768), (64, 8192):
+            batch, tokens = self.device.size(batch, tokens)
+            title = f"checks of page ids, {batch} x {tokens} in pages of 64"
+            shape, dense = (batch, HEADS, KV_HEADS, HEAD_DIM, tokens), pattern(DENSE)
+            cache, q = Cache(self, dense, shape, 64), self.normal(batch, 1, HEADS, HEAD_DIM)
+            own = [x for way, flags in ways for x in self.cached(way, q, cache, dense, flags=flags)]
+            t, _ = self.speed(title, own, 2 * cache.layers[0][0].nbytes)
+            self.within(title, t["Tessera, checked"], t["Tessera, trusted"], 1.01)
+        batch, length = self.device.size(256, 8192)
+        plans = [(way, self.step_plan(batch, length, [length] * batch, flags=f)) for way, f in ways]
+        k, v = (self.normal(1, batch, KV_HEADS, HEAD_DIM) for _ in range(2))
+        appends, prepares = [], []
+        for way, (plan, _, cache, prepare, fields, *_) in plans:
+            append = plan.append(k, v, *cache.layers[0], **fields)
+            appends.append((way, GRAPH_CALLS, self.times(append)))
+            prepares.append((way, GRAPH_CALLS, self.times(prepare)))
+        for name, calls in ("tess_prepare", prepares), ("tess_append", appends):
+            t = self.turns(calls)
+            title = f"checks of {name}, {batch} sequences"
+            for way, seconds in t.items():
+                print(f"    {name}, {way:24} {statistics.median(seconds) * 1e6:11.2f} us")
+            self.within(title, t["checked"], t["trusted"], 1.01)
 
     # ------------------------------------------------------------------ the host
 

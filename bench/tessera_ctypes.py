@@ -45,6 +45,7 @@ from tessera_table._native import (  # noqa: E402, F401
 )
 
 BATCH_INVARIANT, DEVICE_LENGTHS, COMPACT, APPEND = 1, 2, 4, 8  # flags of a plan
+TRUST_DEVICE = 256
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
 NEW_K, NEW_V = 6, 7  # roles
 ROLES = {"q": 0, "k": 1, "v": 2, "o": 3, "lse": 4, "d_o": 16, "d_q": 17, "d_k": 18, "d_v": 19}

@@ -125,7 +125,7 @@ static tess_status check_spans(const tess_plan *plan, const view *x, uint64_t *b
     *bytes = 0;
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_shape shape = shape_up_to(plan, x, &plan->sequences[n]);
-        if (x->keys && plan->sequences[n].kv_len == 0) continue;
+        if (x->keys && tess_plan_keys(plan, n) == 0) continue;
         TESS_RETURN_IF_ERROR(reach(x, &shape, bytes));
     }
     if (plan->steps) {
@@ -234,8 +234,6 @@ static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d
         return tess_invalid("%s: flags: must be 0, got 0x%x", in_append, (unsigned)d->flags);
     if (!(plan->flags & TESS_PLAN_APPEND))
         return tess_invalid("%s: plan: was made without TESS_PLAN_APPEND", in_append);
-    if (plan->first_block)
-        return tess_unsupported("%s: plan: must have no kv_first in this version", in_append);
     for (size_t n = 0; n < sizeof later / sizeof *later; n++)
         if (later[n].kind != TESS_BUFFER_NONE)
             return tess_unsupported("%s: %s: must be of kind NONE in this version", in_append,

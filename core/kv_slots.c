@@ -18,93 +18,144 @@ static int64_t fixed_below(const tess_layout *x, int32_t kv_head, int64_t end) {
     return below;
 }
 
-int64_t tess_kv_slots_taken(const tess_layout *x, int32_t kv_head, int64_t blocks) {
+/* The same of the blocks [first, end). */
+static int64_t fixed_between(const tess_layout *x, int32_t kv_head, int64_t first, int64_t end) {
+    return fixed_below(x, kv_head, end) - (first ? fixed_below(x, kv_head, first) : 0);
+}
+
+int64_t tess_kv_slots_taken(const tess_layout *x, int32_t kv_head, int64_t first, int64_t blocks) {
     const int64_t ring = x->stores[kv_head].ring;
     if (!ring) return blocks;
-    const int64_t fixed = fixed_below(x, kv_head, blocks);
+    const int64_t fixed = fixed_between(x, kv_head, first, first + blocks);
     return fixed + smaller(blocks - fixed, ring);
 }
 
-static int64_t slot_of(const tess_layout *x, int32_t kv_head, int64_t block) {
+/* Of a block that is not below `first`. */
+static int64_t slot_of(const tess_layout *x, int32_t kv_head, int64_t first, int64_t block) {
     const int64_t ring = x->stores[kv_head].ring;
-    if (!ring) return block;
-    const int64_t fixed = fixed_below(x, kv_head, block), others = block - fixed;
-    if (others < ring) return block;
-    if (fixed_below(x, kv_head, block + 1) > fixed) return ring + fixed;
+    if (!ring) return block - first;
+    const int64_t fixed = fixed_between(x, kv_head, first, block), others = block - first - fixed;
+    if (others < ring) return block - first;
+    if (fixed_between(x, kv_head, first, block + 1) > fixed) return ring + fixed;
     /* The block that had the place first is the first one up to which more than `turn` blocks are
      * not fixed, and its slot is its own number. */
     const int64_t turn = others % ring;
-    int64_t low = turn, high = block;
+    int64_t low = first + turn, high = block;
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
-        if (middle + 1 - fixed_below(x, kv_head, middle + 1) > turn)
+        if (middle + 1 - first - fixed_between(x, kv_head, first, middle + 1) > turn)
             high = middle;
         else
             low = middle + 1;
     }
-    return low;
+    return low - first;
+}
+
+/* ------------------------------------------------------------------ phases */
+
+static bool has_rings(const tess_layout *x) {
+    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++)
+        if (x->stores[kv_head].ring) return true;
+    return false;
+}
+
+/* The sinks of a window, in blocks. */
+static int64_t most_sinks(const tess_layout *x) {
+    int64_t most = 0;
+    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++)
+        if (x->stores[kv_head].ring) most = larger(most, x->stores[kv_head].fixed);
+    return most;
+}
+
+int64_t tess_kv_slots_phases(const tess_layout *x) {
+    if (!has_rings(x)) return 1;
+    switch (x->pattern.kind) {
+    case TESS_PATTERN_S2: return smaller(x->pattern.stride, larger(x->n_blocks, 1));
+    case TESS_PATTERN_WINDOW: return smaller(most_sinks(x) + 1, larger(x->n_blocks, 1));
+    default: return larger(x->n_blocks, 1);
+    }
+}
+
+int64_t tess_kv_slots_phase(const tess_layout *x, int64_t first) {
+    const int64_t phases = tess_kv_slots_phases(x);
+    if (x->pattern.kind == TESS_PATTERN_S2) return first % phases;
+    return smaller(first, phases - 1);
 }
 
 /* ------------------------------------------------------------------ storage groups */
 
 /* The end of the last token place that a kv head uses. A slot that was used before stays whole. */
-static int64_t tokens_taken(const tess_layout *x, int32_t kv_head, int64_t tokens) {
+static int64_t tokens_taken(const tess_layout *x, int32_t kv_head, int64_t first, int64_t tokens) {
     if (tokens == 0) return 0;
     const int64_t block = x->pattern.block, last = (tokens - 1) / block,
-                  before = tess_kv_slots_taken(x, kv_head, last);
-    return before == tess_kv_slots_taken(x, kv_head, last + 1)
+                  before = tess_kv_slots_taken(x, kv_head, first, last);
+    return before == tess_kv_slots_taken(x, kv_head, first, last + 1)
                ? before * block
                : before * block + (tokens - last * block);
 }
 
-int64_t tess_kv_slots_tokens(const tess_layout *x, uint32_t storage, int64_t tokens) {
+int64_t tess_kv_slots_tokens(const tess_layout *x, uint32_t storage, int64_t first,
+                             int64_t tokens) {
     int64_t most = 0;
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
         if (store->storage == storage && store->list_head == kv_head)
-            most = larger(most, tokens_taken(x, kv_head, tokens));
+            most = larger(most, tokens_taken(x, kv_head, first, tokens));
     }
+    return most;
+}
+
+int64_t tess_kv_slots_most_tokens(const tess_layout *x, uint32_t storage, int64_t tokens) {
+    int64_t most = 0;
+    for (int64_t phase = 0; phase < tess_kv_slots_phases(x); phase++)
+        most = larger(most, tess_kv_slots_tokens(x, storage, phase, tokens));
     return most;
 }
 
 /* ------------------------------------------------------------------ tables of a plan */
 
-void tess_kv_slots_heads(const tess_layout *x, uint32_t n_blocks, tess_kv_head *heads) {
+void tess_kv_slots_heads(const tess_layout *x, uint32_t n_entries, tess_kv_head *heads) {
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
         heads[kv_head] = (tess_kv_head){.storage = store->storage,
                                         .pool_head = store->pool_head,
-                                        .slots_offset = store->list * n_blocks};
+                                        .slots_offset = store->list * n_entries};
     }
 }
 
 /* Sets `next` of fixed blocks to TESS_NO_BLOCK and of the others to 0, which no block takes over
  * from. */
-static void mark_fixed(const tess_layout *x, int32_t kv_head, uint32_t n_blocks, tess_slot *slots) {
+static void mark_fixed(const tess_layout *x, int32_t kv_head, int64_t first, uint32_t n_blocks,
+                       tess_slot *slots) {
     const tess_kv_store *store = &x->stores[kv_head];
     memset(slots, 0, n_blocks * sizeof *slots);
     if (x->pattern.kind == TESS_PATTERN_S2) {
         for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
             const tess_head_pattern *pattern = &x->patterns[x->group_classes[g]];
-            for (int64_t j = pattern->first; j < n_blocks; j += pattern->stride)
+            const int64_t before = tess_vertical_count(pattern, first);
+            for (int64_t j = pattern->first + before * pattern->stride - first; j < n_blocks;
+                 j += pattern->stride)
                 slots[j].next = TESS_NO_BLOCK;
         }
         return;
     }
     const uint32_t *list = x->fixed ? x->fixed + store->fixed_begin : NULL; /* WINDOW: the first */
-    const int64_t n = fixed_below(x, kv_head, n_blocks);
-    for (int64_t f = 0; f < n; f++) slots[list ? list[f] : f].next = TESS_NO_BLOCK;
+    const int64_t end = fixed_below(x, kv_head, first + n_blocks);
+    for (int64_t f = fixed_below(x, kv_head, first); f < end; f++)
+        slots[(list ? list[f] : f) - first].next = TESS_NO_BLOCK;
 }
 
-/* One list. `old` follows `ring` blocks that are not fixed behind the block at hand, whose place
- * that one takes over. */
-static void fill_list(const tess_layout *x, int32_t kv_head, uint32_t n_blocks, tess_slot *slots) {
+/* One list, of a part that begins with block `first`, from which all blocks are counted. `old`
+ * follows `ring` blocks that are not fixed behind the block at hand, whose place that one takes
+ * over. */
+static void fill_list(const tess_layout *x, int32_t kv_head, int64_t first, uint32_t n_blocks,
+                      tess_slot *slots) {
     const int64_t ring = x->stores[kv_head].ring;
     if (!ring) {
         for (uint32_t j = 0; j < n_blocks; j++) slots[j] = (tess_slot){j, TESS_NO_BLOCK};
         return;
     }
-    mark_fixed(x, kv_head, n_blocks, slots);
+    mark_fixed(x, kv_head, first, n_blocks, slots);
     uint32_t old = 0, fixed = 0;
     for (uint32_t j = 0; j < n_blocks; j++) {
         const uint32_t others = j - fixed;
@@ -122,11 +173,14 @@ static void fill_list(const tess_layout *x, int32_t kv_head, uint32_t n_blocks, 
     for (uint32_t j = old; j < n_blocks; j++) slots[j].next = TESS_NO_BLOCK;
 }
 
-void tess_kv_slots_fill(const tess_layout *x, uint32_t n_blocks, tess_slot *slots) {
+void tess_kv_slots_fill(const tess_layout *x, const uint32_t *phases, uint32_t n_phases,
+                        uint32_t n_blocks, tess_slot *slots) {
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
-        if (store->list_head == kv_head)
-            fill_list(x, kv_head, n_blocks, slots + (size_t)store->list * n_blocks);
+        if (store->list_head != kv_head) continue;
+        for (uint32_t n = 0; n < n_phases; n++)
+            fill_list(x, kv_head, phases ? phases[n] : n, n_blocks,
+                      slots + ((size_t)store->list * n_phases + n) * n_blocks);
     }
 }
 
@@ -138,6 +192,18 @@ static tess_status check_kv_head(const tess_layout *x, const char *function, int
     return TESS_OK;
 }
 
+/* kv_first, from which `tokens` tokens follow. */
+static tess_status check_first(const tess_layout *x, const char *function, int64_t kv_first,
+                               int64_t tokens) {
+    const int64_t block = x->pattern.block;
+    if (kv_first < 0 || kv_first > x->max_tokens - tokens)
+        return tess_invalid("%s: kv_first: must be 0 to %lld, got %lld", function,
+                            (long long)(x->max_tokens - tokens), (long long)kv_first);
+    if (kv_first % block == 0) return TESS_OK;
+    return tess_invalid("%s: kv_first: must be a multiple of block (%lld), got %lld", function,
+                        (long long)block, (long long)kv_first);
+}
+
 tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *info) {
     static const char *const function = "tess_layout_kv";
     TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
@@ -147,19 +213,33 @@ tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *
     memset(&full, 0, sizeof full);
     full.blocks = n;
     full.blocks_kept = store->ring ? local + fixed_below(x, kv_head, n - local) : n;
-    full.blocks_allocated = tess_kv_slots_taken(x, kv_head, n);
+    full.blocks_allocated = tess_kv_slots_taken(x, kv_head, 0, n);
     full.slots_fixed = store->ring ? fixed_below(x, kv_head, n) : n;
     full.slots_ring = full.blocks_allocated - full.slots_fixed;
     return tess_info_write(function, info, &full, TESS_KV_INFO);
 }
 
-tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {
-    static const char *const function = "tess_layout_slot";
+static tess_status find_slot(const tess_layout *x, const char *function, int32_t kv_head,
+                             int64_t kv_first, int64_t block, int64_t *slot) {
     TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
+    TESS_RETURN_IF_ERROR(check_first(x, function, kv_first, 0));
     TESS_RETURN_IF_ERROR(tess_check_index(function, "block", block, x->n_blocks));
+    const int64_t first = kv_first / x->pattern.block;
+    if (block < first)
+        return tess_invalid("%s: block: must be at least %lld, that of kv_first, got %lld",
+                            function, (long long)first, (long long)block);
     if (!slot) return tess_invalid("%s: slot: must not be NULL", function);
-    *slot = slot_of(x, kv_head, block);
+    *slot = slot_of(x, kv_head, first, block);
     return TESS_OK;
+}
+
+tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {
+    return find_slot(x, "tess_layout_slot", kv_head, 0, block, slot);
+}
+
+tess_status tess_layout_part_slot(const tess_layout *x, int32_t kv_head, int64_t kv_first,
+                                  int64_t block, int64_t *slot) {
+    return find_slot(x, "tess_layout_part_slot", kv_head, kv_first, block, slot);
 }
 
 static tess_status check_storage(const tess_layout *x, const char *function, uint32_t storage) {
@@ -185,9 +265,8 @@ tess_status tess_layout_storage(const tess_layout *x, uint32_t storage, tess_sto
     return TESS_OK;
 }
 
-tess_status tess_layout_pages(const tess_layout *x, uint32_t storage, int64_t tokens, int32_t page,
-                              int64_t *pages) {
-    static const char *const function = "tess_layout_pages";
+static tess_status check_pages(const tess_layout *x, const char *function, uint32_t storage,
+                               int64_t tokens, int32_t page, const int64_t *pages) {
     TESS_RETURN_IF_ERROR(check_storage(x, function, storage));
     TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "tokens", tokens));
     if (tokens > x->max_tokens)
@@ -197,7 +276,24 @@ tess_status tess_layout_pages(const tess_layout *x, uint32_t storage, int64_t to
         return tess_invalid("%s: page: must be 16, 32, 64, 128 or 256, or 0 for token places, "
                             "got %d",
                             function, (int)page);
-    if (!pages) return tess_invalid("%s: pages: must not be NULL", function);
-    *pages = ceil_div(tess_kv_slots_tokens(x, storage, tokens), page ? page : 1);
+    return pages ? TESS_OK : tess_invalid("%s: pages: must not be NULL", function);
+}
+
+tess_status tess_layout_pages(const tess_layout *x, uint32_t storage, int64_t tokens, int32_t page,
+                              int64_t *pages) {
+    TESS_RETURN_IF_ERROR(check_pages(x, "tess_layout_pages", storage, tokens, page, pages));
+    *pages = ceil_div(tess_kv_slots_tokens(x, storage, 0, tokens), page ? page : 1);
+    return TESS_OK;
+}
+
+tess_status tess_layout_part_pages(const tess_layout *x, uint32_t storage, int64_t kv_first,
+                                   int64_t tokens, int32_t page, int64_t *pages) {
+    static const char *const function = "tess_layout_part_pages";
+    TESS_RETURN_IF_ERROR(check_pages(x, function, storage, tokens, page, pages));
+    const bool any = kv_first == TESS_ANY_FIRST;
+    if (!any) TESS_RETURN_IF_ERROR(check_first(x, function, kv_first, tokens));
+    *pages = ceil_div(any ? tess_kv_slots_most_tokens(x, storage, tokens)
+                          : tess_kv_slots_tokens(x, storage, kv_first / x->pattern.block, tokens),
+                      page ? page : 1);
     return TESS_OK;
 }

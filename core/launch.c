@@ -33,6 +33,7 @@ void tess_launch_of_plan(const tess_plan *plan, const tess_kernel *kernel,
     l->kv_tokens = plan->kv_packed ? plan->kv_len : plan->max_kv_len;
     l->page = plan->pools.page;
     l->compact = plan->pools.compact;
+    l->trusted = (plan->flags & TESS_PLAN_TRUST_DEVICE) != 0;
     l->kernel = kernel;
     l->tables = &plan->tables;
     l->stream = *stream;

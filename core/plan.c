@@ -28,18 +28,18 @@ static tess_status check_later(const tess_plan_desc *d) {
     if (d->kv_dtype != 0 && d->kv_dtype != d->dtype && !tess_dtype_has_scales(d->kv_dtype))
         return tess_unsupported("%s: kv_dtype: must be dtype (%u), TESS_F8E4M3 or TESS_I8, got %u",
                                 in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
-    if (d->kv_first && (d->flags & TESS_PLAN_COMPACT))
-        return tess_unsupported("%s: kv_first: must be NULL in this version for a plan with "
-                                "TESS_PLAN_COMPACT",
-                                in_create);
     return TESS_OK;
 }
 
 static tess_status check_numbers(const tess_plan_desc *d) {
     const uint32_t known = TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_DEVICE_LENGTHS |
-                           TESS_PLAN_COMPACT | TESS_PLAN_APPEND | TESS_PLAN_GRADIENTS;
+                           TESS_PLAN_COMPACT | TESS_PLAN_APPEND | TESS_PLAN_GRADIENTS |
+                           TESS_PLAN_TRUST_DEVICE | TESS_PLAN_DEVICE_PARTS;
     if (d->flags & ~known)
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
+    if ((d->flags & TESS_PLAN_DEVICE_PARTS) && !(d->flags & TESS_PLAN_DEVICE_LENGTHS))
+        return tess_invalid("%s: flags: TESS_PLAN_DEVICE_PARTS needs TESS_PLAN_DEVICE_LENGTHS",
+                            in_create);
     if (d->op > TESS_OP_BACKWARD)
         return tess_invalid("%s: op: %u is no tess_op of plans", in_create, (unsigned)d->op);
     if (d->dtype > TESS_BF16)
@@ -260,9 +260,23 @@ static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint64_t
     if (plan->pools.compact) {
         memcpy((void *)plan->tables.kv_heads, plan->pools.kv_heads,
                (size_t)memory->n_kv_heads * sizeof *plan->tables.kv_heads);
-        tess_kv_slots_fill(layout, plan->pools.n_blocks, (tess_slot *)plan->tables.slots);
+        tess_kv_slots_fill(layout, plan->pools.phases, plan->pools.n_phases, plan->pools.n_blocks,
+                           (tess_slot *)plan->tables.slots);
     }
     return TESS_OK;
+}
+
+/* The sequences as kernels see them: by slot and for tess_append, parts say where they begin. */
+static void place_sequences(const tess_plan *plan) {
+    tess_sequence *to = (tess_sequence *)plan->tables.sequences;
+    if (plan->n_sequences == 0) return;
+    memcpy(to, plan->sequences, (size_t)plan->sequences_bytes);
+    for (uint32_t n = 0; n < plan->n_sequences && plan->first_block; n++) {
+        const uint32_t first = plan->first_block[n];
+        if (plan->pools.compact)
+            to[n].kv_start = tess_pools_kv_start(&plan->pools, plan->layout, first);
+        if (plan->flags & TESS_PLAN_APPEND) to[n].flags = TESS_SEQUENCE_FIRST(first);
+    }
 }
 
 /* An even number of rows, so that each partial starts on 16 bytes. */
@@ -286,8 +300,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
         memory->partials[n] = partials_of(jobs[n].n_partials, jobs[n].partial_rows);
     }
     TESS_RETURN_IF_ERROR(place_tables(plan, jobs, columns->n_entries));
-    if (plan->n_sequences > 0)
-        memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
+    place_sequences(plan);
     for (uint32_t n = 0; n < plan->n_shares; n++) {
         jobs[n].section_blocks = section_blocks(plan, &jobs[n]);
         tess_jobs_place(&jobs[n], (tess_job *)plan->tables.jobs + plan->shares[n].first_job,
@@ -364,15 +377,26 @@ static void set_step_plan(tess_plan *plan, const tess_jobs *jobs, tess_step_plan
     words->copy_to = (uint32_t)(plan->memory.copy_at / 4);
     words->copy_words = (uint32_t)(plan->memory.copy_bytes / 4);
     words->ends_at = (uint32_t)(t->step_ends_at / 4);
+    if (plan->pools.compact) {
+        words->slot_blocks = plan->pools.n_blocks;
+        words->phases = plan->pools.n_phases;
+        words->phases_wrap = plan->layout->pattern.kind == TESS_PATTERN_S2;
+    }
     words->id = atomic_fetch_add(&last, 1) + 1;
     *to = *words;
     tess_step_run *runs = (tess_step_run *)(to + 1);
     tess_step_runs(jobs, words, runs, (tess_step_group *)(void *)(runs + words->n_runs));
 }
 
+/* Where the keys of a step may end, and the first row of a sequence may be. */
+static int64_t positions_of(const tess_plan *plan) {
+    return (plan->flags & TESS_PLAN_DEVICE_PARTS) ? plan->layout->max_tokens : plan->max_kv_len;
+}
+
 static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
                                     const tess_jobs *jobs) {
-    const tess_step_limits limits = {d->batch, d->q_len, d->kv_len, plan->q_len};
+    const tess_step_limits limits = {d->batch, d->q_len, d->kv_len, plan->q_len,
+                                     positions_of(plan)};
     tess_share *share = &plan->shares[0];
     const tess_split_model model = split_model(plan, share);
     tess_memory_plan *memory = &plan->memory;
@@ -420,20 +444,21 @@ static tess_status check_steps(const tess_plan *plan, const tess_plan_desc *d) {
 }
 
 /* Positions of rows and of cells around them have to fit 32 bits. */
-static tess_status check_positions(const tess_plan_desc *d, const tess_grid *grid) {
-    if (d->q_len + d->kv_len + 2 * grid->unit < INT32_MAX) return TESS_OK;
+static tess_status check_positions(const tess_plan *plan, const tess_plan_desc *d,
+                                   const tess_grid *grid) {
+    const int64_t most = INT32_MAX - positions_of(plan) - 2 * grid->unit;
+    if (d->q_len < most) return TESS_OK;
     return tess_unsupported("%s: q_len: must be less than %lld with these keys and blocks and "
                             "TESS_PLAN_DEVICE_LENGTHS, got %lld",
-                            in_create, (long long)(INT32_MAX - d->kv_len - 2 * grid->unit),
-                            (long long)d->q_len);
+                            in_create, (long long)most, (long long)d->q_len);
 }
 
 /* A plan whose lengths come from the device. One sequence of its capacities stands for all where
  * lists are written and heads are grouped. */
 static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
     const tess_sequence longest = {.q_len = (int32_t)d->q_len,
-                                   .kv_len = (int32_t)d->kv_len,
-                                   .q_first = (int32_t)(d->kv_len - d->q_len)};
+                                   .kv_len = (int32_t)positions_of(plan),
+                                   .q_first = (int32_t)(positions_of(plan) - d->q_len)};
     const tess_kernel_key key = {.struct_size = sizeof key,
                                  .op = TESS_OP_PREPARE,
                                  .head_dim = plan->head_dim,
@@ -449,7 +474,7 @@ static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
     if (status == TESS_OK) tess_jobs_group(&jobs, &plan->pools);
     if (status == TESS_OK && !(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs.grid, plan->layout, share->tile_rows);
-    if (status == TESS_OK) status = check_positions(d, &jobs.grid);
+    if (status == TESS_OK) status = check_positions(plan, d, &jobs.grid);
     if (status == TESS_OK) status = make_step_tables(plan, d, &jobs);
     tess_jobs_release(&jobs);
     return status;
@@ -493,6 +518,12 @@ static tess_status check_features(const tess_device *device, const tess_plan_des
     if ((d->q_first || d->kv_first) && !(features & TESS_FEATURE_POSITIONS))
         return tess_unsupported("%s: %s: the backend %s does not read positions", in_create,
                                 d->q_first ? "q_first" : "kv_first", device->backend->name);
+    const bool placed = (d->flags & (TESS_PLAN_COMPACT | TESS_PLAN_APPEND)) != 0,
+               device_parts = (d->flags & TESS_PLAN_DEVICE_PARTS) != 0;
+    if (((d->kv_first && placed) || device_parts) && !(features & TESS_FEATURE_PARTS))
+        return tess_unsupported("%s: %s: the backend %s keeps no parts of the keys", in_create,
+                                device_parts ? "flags: TESS_PLAN_DEVICE_PARTS" : "kv_first",
+                                device->backend->name);
     if ((d->page || (d->flags & TESS_PLAN_COMPACT)) && !(features & TESS_FEATURE_PAGES))
         return tess_unsupported("%s: %s: the backend %s reads K and V neither in pages nor by slot",
                                 in_create, d->page ? "page" : "flags: TESS_PLAN_COMPACT",
@@ -520,9 +551,13 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->pools.compact = (d->flags & TESS_PLAN_COMPACT) != 0;
     if (plan->steps) TESS_RETURN_IF_ERROR(check_steps(plan, d));
     TESS_RETURN_IF_ERROR(tess_batch_read(plan, d));
-    TESS_RETURN_IF_ERROR(
-        tess_pools_create(&plan->pools, plan->device->runtime, plan->layout, plan->max_kv_len));
-    plan->host_bytes += plan->pools.bytes;
+    const tess_part_starts starts = {.any = (d->flags & TESS_PLAN_DEVICE_PARTS) != 0,
+                                     .first_block = plan->first_block,
+                                     .sequences = plan->sequences,
+                                     .n = plan->n_sequences};
+    TESS_RETURN_IF_ERROR(tess_pools_create(&plan->pools, plan->device->runtime, plan->layout,
+                                           plan->max_kv_len, &starts));
+    plan->host_bytes += plan->pools.bytes + plan->pools.phases_bytes;
     TESS_RETURN_IF_ERROR(tess_choose_kernel(plan, d));
     TESS_RETURN_IF_ERROR(tess_choose_append(plan, d));
     return plan->steps ? make_steps(plan, d) : make_jobs(plan, d);

@@ -13,8 +13,10 @@ static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d)
     if (d->batch > plan->batch)
         return tess_invalid("%s: batch: must be at most the plan's (%u), got %u", in_prepare,
                             (unsigned)plan->batch, (unsigned)d->batch);
-    if (d->kv_first.kind != TESS_BUFFER_NONE)
-        return tess_unsupported("%s: kv_first: must be of kind NONE in this version", in_prepare);
+    if (d->kv_first.kind != TESS_BUFFER_NONE && !(plan->flags & TESS_PLAN_DEVICE_PARTS))
+        return tess_invalid("%s: kv_first: must be of kind NONE, since the plan was made without "
+                            "TESS_PLAN_DEVICE_PARTS",
+                            in_prepare);
     return tess_check_stream(in_prepare, &d->stream);
 }
 
@@ -57,11 +59,15 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     if (d.q_first.kind != TESS_BUFFER_NONE)
         TESS_RETURN_IF_ERROR(
             take(plan, "q_first", &d.q_first, word, word * d.batch, TESS_ROLE_Q_FIRST, &launch));
+    if (d.kv_first.kind != TESS_BUFFER_NONE)
+        TESS_RETURN_IF_ERROR(
+            take(plan, "kv_first", &d.kv_first, word, word * d.batch, TESS_ROLE_KV_FIRST, &launch));
     TESS_RETURN_IF_ERROR(take(plan, "step", &d.step, TESS_STEP_HEAD_BYTES, plan->memory.step_bytes,
                               TESS_ROLE_STEP, &launch));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "cu_rows", TESS_ROLE_CU_ROWS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "q_first", TESS_ROLE_Q_FIRST));
+    TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_first", TESS_ROLE_KV_FIRST));
     return tess_launch_on(plan->device, &launch);
 }
 

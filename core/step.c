@@ -142,6 +142,7 @@ static void set_grid(const tess_jobs *jobs, const tess_step_limits *x, tess_step
     words->q_len = (uint32_t)x->q_len;
     words->kv_len = (uint32_t)x->kv_len;
     words->rows = (uint32_t)x->rows;
+    words->positions = (uint32_t)x->positions;
     words->block = (uint32_t)jobs->grid.block;
     words->cell = (uint32_t)jobs->grid.unit;
     words->tile = (uint32_t)jobs->grid.step;

@@ -7,9 +7,9 @@
 #include "split.h"
 
 /* Any step has at most `batch` sequences with rows, `rows` rows in all, and in a sequence at most
- * q_len rows and kv_len keys. */
+ * q_len rows and kv_len keys. Keys end, and rows begin, at position `positions` at most. */
 typedef struct tess_step_limits {
-    int64_t batch, q_len, kv_len, rows;
+    int64_t batch, q_len, kv_len, rows, positions;
 } tess_step_limits;
 
 /* The most that a step within its limits can have. */

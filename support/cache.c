@@ -12,10 +12,13 @@ static uint64_t row_bytes(const problem *p, cache_part part) {
     return part == CACHE_SCALES ? sizeof(float) : (uint64_t)p->head_dim * problem_kv_size(p);
 }
 
-/* Token places that a sequence of so many tokens takes. */
-static tess_status places(const cache *c, uint32_t group, int64_t tokens, int64_t *count) {
-    *count = tokens;
-    return c->problem->compact ? tess_layout_pages(c->layout, group, tokens, 0, count) : TESS_OK;
+/* Token places that a sequence takes. */
+static tess_status places(const cache *c, uint32_t group, int64_t b, int64_t *count) {
+    const problem *p = c->problem;
+    *count = problem_kv_len(p, b);
+    return p->compact
+               ? tess_layout_part_pages(c->layout, group, problem_kv_first(p, b), *count, 0, count)
+               : TESS_OK;
 }
 
 static int64_t pages_of(const problem *p, int64_t count) {
@@ -35,11 +38,12 @@ static tess_status describe_group(cache *c, uint32_t group) {
         if (status != TESS_OK) return status;
         g->heads = (int32_t)info.n_kv_heads;
     }
-    tess_status status = places(c, group, problem_longest(p), &g->tokens);
-    for (int64_t b = 0; b < p->batch && status == TESS_OK && p->page; b++) {
+    tess_status status = TESS_OK;
+    for (int64_t b = 0; b < p->batch && status == TESS_OK; b++) {
         int64_t count;
-        status = places(c, group, problem_kv_len(p, b), &count);
-        g->pages += pages_of(p, count);
+        status = places(c, group, b, &count);
+        if (count > g->tokens) g->tokens = count;
+        if (p->page) g->pages += pages_of(p, count);
     }
     if (status != TESS_OK) return status;
     g->bytes =
@@ -75,7 +79,7 @@ static tess_status fill_table(cache *c) {
         for (int64_t b = 0; b < p->batch; b++) {
             int32_t *row = c->table + ((int64_t)n * p->batch + b) * c->table_stride;
             int64_t count = 0;
-            places(c, n, problem_kv_len(p, b), &count); /* it has succeeded before */
+            places(c, n, b, &count); /* it has succeeded before */
             for (int64_t i = 0; i < c->table_stride; i++)
                 row[i] = i < pages_of(p, count) ? (int32_t)ids[next++] : -1;
         }
@@ -158,7 +162,9 @@ static tess_status lay_head(const cache *c, uint32_t group, cache_part part, int
     for (int64_t t = 0; t < length; t++) {
         int64_t at = t, page = b, size = g->tokens;
         if (p->compact && t % p->block == 0) {
-            tess_status status = tess_layout_slot(c->layout, g->kv_heads[h], t / p->block, &slot);
+            const int64_t first = problem_kv_first(p, b);
+            tess_status status = tess_layout_part_slot(c->layout, g->kv_heads[h], first,
+                                                       (first + t) / p->block, &slot);
             if (status != TESS_OK) return status;
         }
         if (p->compact) at = slot * p->block + t % p->block;

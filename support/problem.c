@@ -465,9 +465,6 @@ static int finish_cache(const problem *p, char *error, size_t error_size) {
     if (p->compact && !p->causal)
         return text_error(error, error_size,
                           "compact: must be 0 with causal=0, where no key block can be dropped");
-    if (p->compact && p->kv_first)
-        return text_error(error, error_size,
-                          "compact: must be 0 with kv_first, which names a part of the keys");
     return 0;
 }
 

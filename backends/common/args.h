@@ -26,6 +26,8 @@
 #define TESS_ARGS_D_V   512u
 #define TESS_ARGS_F32   1024u
 #define TESS_ARGS_ADD   2048u
+#define TESS_ARGS_TRUST 4096u /* of a step that is prepared: its lengths need no check, ... */
+#define TESS_ARGS_PARTS 8192u /* ... and positions of first keys are given */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high

@@ -117,6 +117,10 @@ AT_WORD(tess_step_plan, copy_words, TESS_WORD_PLAN_COPY_WORDS);
 AT_WORD(tess_step_plan, id, TESS_WORD_PLAN_ID);
 AT_WORD(tess_step_plan, n_groups, TESS_WORD_PLAN_GROUPS);
 AT_WORD(tess_step_plan, ends_at, TESS_WORD_PLAN_ENDS_AT);
+AT_WORD(tess_step_plan, positions, TESS_WORD_PLAN_POSITIONS);
+AT_WORD(tess_step_plan, slot_blocks, TESS_WORD_PLAN_SLOT_BLOCKS);
+AT_WORD(tess_step_plan, phases, TESS_WORD_PLAN_PHASES);
+AT_WORD(tess_step_plan, phases_wrap, TESS_WORD_PLAN_PHASES_WRAP);
 HAS_WORDS(tess_step_plan, TESS_STEP_PLAN_WORDS);
 
 AT_WORD(tess_step_run, head, TESS_WORD_RUN_HEAD);

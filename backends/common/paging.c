@@ -82,7 +82,7 @@ void tess_paging_fill(const tess_launch *l, uint64_t skip, uint64_t items, int b
     a->page = (tess_arg_u32)l->page;
     /* No position reaches 2^31, and one before the first key counts as at least that. */
     const int64_t most = l->page ? INT64_C(0x80000000) / l->page : 0;
-    a->columns = (tess_arg_u32)(stride < most ? stride : most);
-    a->pages = (tess_arg_u32)l->pages;
+    a->columns = l->trusted ? UINT32_MAX : (tess_arg_u32)(stride < most ? stride : most);
+    a->pages = tess_portable_pages(l);
     a->storage = l->storage;
 }

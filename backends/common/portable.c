@@ -108,7 +108,7 @@ void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps 
     caps->buffer_kind = buffer_kind;
     caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_APPEND |
                      TESS_FEATURE_MERGE | TESS_FEATURE_STEPS | TESS_FEATURE_KV_8BIT |
-                     TESS_FEATURE_BACKWARD;
+                     TESS_FEATURE_PARTS | TESS_FEATURE_BACKWARD;
     caps->parallel_jobs = parallel_jobs;
     caps->workspace_align = 256;
 }
@@ -180,7 +180,7 @@ void tess_portable_args(const tess_launch *l, int base_in_handle, uint64_t table
     a->slots_at = (tess_arg_u32)(tables->slots_at / 4);
     a->kv_heads_at = (tess_arg_u32)(tables->kv_heads_at / 4);
     a->page = (tess_arg_u32)l->page;
-    a->pages = (tess_arg_u32)l->pages;
+    a->pages = tess_portable_pages(l);
     a->scale = l->scale;
     a->items = (tess_arg_u32)items;
     a->items_at = (tess_arg_u32)((table_at + first * record) / 4);

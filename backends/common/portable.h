@@ -79,6 +79,10 @@ uint32_t tess_portable_element(uint32_t dtype);
 static inline int tess_portable_has_codes(uint32_t dtype) {
     return dtype == TESS_F8E4M3 || dtype == TESS_I8;
 }
+/* What page ids must be below: of a trusted launch, nothing that one could be. */
+static inline tess_arg_u32 tess_portable_pages(const tess_launch *l) {
+    return l->trusted && l->pages > 0 ? UINT32_MAX : (tess_arg_u32)l->pages;
+}
 /* Bytes of an element of a tensor of a launch. */
 uint32_t tess_portable_item(const tess_launch *launch, const tess_portable_tensor *tensor);
 /* The same of a stage of backward (backward.h). */

@@ -9,10 +9,11 @@
 #undef args
 
 void tess_prepare_on_host(const tess_args *args, const uint32_t *tables, const int32_t *cu_rows,
-                          const int32_t *kv_lens, const int32_t *q_first, uint32_t *step) {
+                          const int32_t *kv_lens, const int32_t *q_first, const int32_t *kv_first,
+                          uint32_t *step) {
     const uint32_t groups = tables[args->items_at + TESS_WORD_PLAN_GROUPS];
     for (uint32_t n = 0; n < groups * TESS_PREPARE_SHARES; n++)
-        tess_prepare_group(args, n, tables, cu_rows, kv_lens, q_first, step);
+        tess_prepare_group(args, n, tables, cu_rows, kv_lens, q_first, kv_first, step);
 }
 
 #define TENSOR(role, name, field)                                     \
@@ -23,7 +24,8 @@ void tess_prepare_on_host(const tess_args *args, const uint32_t *tables, const i
 
 const tess_portable_tensor tess_prepare_tensors[TESS_PREPARE_TENSORS] = {
     TENSOR(TESS_ROLE_CU_ROWS, "cu_rows", q), TENSOR(TESS_ROLE_KV_LENS, "kv_lens", k),
-    TENSOR(TESS_ROLE_STEP, "step", o), TENSOR(TESS_ROLE_Q_FIRST, "q_first", v)};
+    TENSOR(TESS_ROLE_STEP, "step", o), TENSOR(TESS_ROLE_Q_FIRST, "q_first", v),
+    TENSOR(TESS_ROLE_KV_FIRST, "kv_first", lse)};
 
 void tess_prepare_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     memset(a, 0, sizeof *a);
@@ -34,6 +36,8 @@ void tess_prepare_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     }
     a->items = l->batch;
     if (l->tensor[TESS_ROLE_Q_FIRST].buffer.kind != TESS_BUFFER_NONE) a->flags |= TESS_ARGS_FIRST;
+    if (l->tensor[TESS_ROLE_KV_FIRST].buffer.kind != TESS_BUFFER_NONE) a->flags |= TESS_ARGS_PARTS;
+    if (l->trusted) a->flags |= TESS_ARGS_TRUST;
     a->classes_at = (tess_arg_u32)(l->tables->classes_at / 4);
     a->items_at = (tess_arg_u32)(l->tables->step_plan_at / 4);
 }

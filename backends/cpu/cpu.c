@@ -66,7 +66,7 @@ static tess_status tess_cpu_query(void *device, tess_caps *caps) {
     caps->parallel_jobs = CPU_PARALLEL_JOBS;
     caps->workspace_align = 64;
     caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_KV_8BIT;
-    caps->features |= TESS_FEATURE_BACKWARD;
+    caps->features |= TESS_FEATURE_BACKWARD | TESS_FEATURE_PARTS;
     return TESS_OK;
 }
 

@@ -64,20 +64,21 @@ static int find_spot(const tess_launch *l, const tess_sequence *s, int64_t t, ui
     *p = (spot){s->kv_batch, u, g};
     if (l->compact) {
         const tess_kv_head *head = &l->tables->kv_heads[g];
-        const tess_slot *slot = &l->tables->slots[head->slots_offset + t / l->block];
-        if (head->storage != l->storage || slot->next <= (uint32_t)((s->kv_len - 1) / l->block))
-            return 0;
+        const tess_slot *slot =
+            &l->tables->slots[(int64_t)head->slots_offset + s->kv_start + t / l->block];
+        const int64_t last = (s->kv_len - 1) / l->block - TESS_SEQUENCE_FIRST_BLOCK(s->flags);
+        if (head->storage != l->storage || slot->next <= last) return 0;
         u = (int64_t)slot->slot * l->block + t % l->block;
         p->head = head->pool_head;
         p->token = u;
     }
     if (l->page == 0) return 1;
     const int64_t stride = l->tensor[TESS_ROLE_BLOCK_TABLE].stride_batch, column = u / l->page;
-    if (u < 0 || column >= stride) return 0;
+    if (!l->trusted && (u < 0 || column >= stride)) return 0;
     const int32_t id = table_of(l)[s->kv_batch * stride + column];
     p->unit = id;
     p->token = u % l->page;
-    return id >= 0 && id < l->pages;
+    return l->trusted || (id >= 0 && id < l->pages);
 }
 
 /* Element d of a new row as the bits of a float. */
@@ -130,6 +131,7 @@ void tess_cpu_append(const tess_launch *l, uint64_t n) {
     const tess_sequence *s = find_sequence(l, n, &r);
     const int64_t t = s->q_first + r;
     if (r < 0 || r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    if (t / l->block < TESS_SEQUENCE_FIRST_BLOCK(s->flags)) return;
     if (s->flags & TESS_SEQUENCE_NO_APPEND) return;
     for (uint32_t g = 0; g < heads; g++) {
         spot p;

@@ -16,5 +16,6 @@ void tess_cpu_prepare(const tess_launch *l, uint64_t group) {
     tess_prepare_group(
         &args, (uint32_t)group, classes - args.classes_at, lengths(&l->tensor[TESS_ROLE_CU_ROWS]),
         lengths(&l->tensor[TESS_ROLE_KV_LENS]), lengths(&l->tensor[TESS_ROLE_Q_FIRST]),
+        lengths(&l->tensor[TESS_ROLE_KV_FIRST]),
         (uint32_t *)(uintptr_t)(step->handle + step->offset));
 }

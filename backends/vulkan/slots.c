@@ -41,9 +41,10 @@ static const family families[VK_FAMILIES] = {
                     {TESS_BIND_NEW_V, TESS_BIND_NEW_K},
                     {TESS_BIND_POOL_V, TESS_BIND_POOL_K},
                     {TESS_BIND_PAGES, TESS_BIND_POOL_K}}},
-    [VK_PREPARE] = {
-        TESS_PREPARE_TENSORS,
-        {{TESS_BIND_Q_FIRST, TESS_BIND_CU_ROWS}, {TESS_BIND_KV_LENS, TESS_BIND_CU_ROWS}}}};
+    [VK_PREPARE] = {TESS_PREPARE_TENSORS,
+                    {{TESS_BIND_KV_FIRST, TESS_BIND_Q_FIRST},
+                     {TESS_BIND_Q_FIRST, TESS_BIND_CU_ROWS},
+                     {TESS_BIND_KV_LENS, TESS_BIND_CU_ROWS}}}};
 
 uint32_t tess_vk_family(uint32_t op) {
     return tess_is_paging(op) ? VK_PAGING : op == TESS_OP_PREPARE ? VK_PREPARE : VK_ATTENTION;

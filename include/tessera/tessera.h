@@ -547,6 +547,12 @@ enum {
     /* tess_append may be called with the plan: its kernel is made ready too. */
     TESS_PLAN_APPEND = 1u << 3,
     /* 1u << 4 to 1u << 7: see tessera_backward.h */
+    /* Values in device memory are used unchecked: the caller promises page ids in [0, pages) for
+     * every key below kv_len, and lengths and positions of steps within what tess_prepare says. */
+    TESS_PLAN_TRUST_DEVICE = 1u << 8,
+    /* With DEVICE_LENGTHS: steps may come with kv_first (tess_prepare). Positions then reach to the
+     * layout's max_tokens, and kv_len is the capacity of a part. */
+    TESS_PLAN_DEVICE_PARTS = 1u << 9,
 };
 
 /*
@@ -581,8 +587,8 @@ enum {
  *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
  *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
  *                all keys, as those of a later part do. Without q_first the last row is at the
- *                position of the last key. UNSUPPORTED in this version: kv_first with
- *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
+ *                position of the last key. A KV cache may keep a part as well, compact ones from
+ *                slot 0 on: see tess_layout_part_slot.
  *
  * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of a whole step.
  * page:          K and V lie in pages of that many tokens, which a table names: tess_run_desc. With
@@ -709,7 +715,8 @@ typedef enum tess_role {
     TESS_ROLE_D_Q = 17,
     TESS_ROLE_D_K = 18,
     TESS_ROLE_D_V = 19,
-    TESS_ROLE_D_LSE = 20, /* float32 */
+    TESS_ROLE_D_LSE = 20,    /* float32 */
+    TESS_ROLE_KV_FIRST = 21, /* of tess_prepare, int32 */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to

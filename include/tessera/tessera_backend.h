@@ -79,6 +79,10 @@ enum {
      * is dtype. */
     TESS_FEATURE_KV_8BIT = 1u << 5,
     TESS_FEATURE_BACKWARD = 1u << 6, /* there is TESS_OP_BACKWARD */
+    /* Parts of the keys in compact plans, of TESS_OP_APPEND and of TESS_OP_PREPARE, where these
+     * are: kernels read kv_start of compact plans, TESS_SEQUENCE_FIRST_BLOCK and
+     * TESS_ROLE_KV_FIRST. */
+    TESS_FEATURE_PARTS = 1u << 7,
 };
 
 /*
@@ -227,9 +231,10 @@ enum { TESS_ROLES = 32 };
  * TESS_ROLE_NEW_K and
  * TESS_ROLE_NEW_V are addressed as Q is, with kv heads. Row r of a sequence is key t = q_first + r,
  * and goes to where the address rule below puts that key in TESS_ROLE_K and TESS_ROLE_V, unless
- *     t is outside [0, kv_len), or
+ *     t is outside [0, kv_len) or in a block before TESS_SEQUENCE_FIRST_BLOCK, or
  *     the sequence's flags have TESS_SEQUENCE_NO_APPEND, or
- *     the plan is compact, and `next` of t's block is not past block (kv_len - 1) / block, or
+ *     the plan is compact, and `next` of t's block is not past block (kv_len - 1) / block,
+ *         both counted from that first one, or
  *     the kv head belongs to another storage group than the launch's, or
  *     the column u / page of the block table is not below its stride_batch, or
  *     its id is outside [0, pages).
@@ -281,7 +286,7 @@ typedef struct tess_launch {
     /*
      * Where key t of kv head g lies, in elements from the start of K and of V:
      *
-     *     u = compact ? slot of block t / block * block + t % block : kv_start + t
+     *     u = compact ? slot of block t / block (tess_slot) * block + t % block : kv_start + t
      *     h = compact ? pool_head of g : g
      *     page 0: kv_batch * stride_batch + u * stride_token + h * stride_head
      *     else:         id * stride_batch + u % page * stride_token + h * stride_head
@@ -305,6 +310,9 @@ typedef struct tess_launch {
     uint32_t gradients; /* TESS_PLAN_DQ_F32, ..._ADD of the plan: what d_q, d_k and d_v are */
     uint32_t n_strips, n_columns; /* of the whole plan */
     uint64_t strips_at; /* bytes from workspace.offset: n_strips * n_heads * strip_bytes */
+    /* 1: TESS_PLAN_TRUST_DEVICE: page ids, lengths and positions need no check. */
+    uint32_t trusted;
+    uint32_t reserved_too; /* 0 */
 } tess_launch;
 
 typedef struct tess_backend {

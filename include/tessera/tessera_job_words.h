@@ -103,6 +103,9 @@
 /* tess_sequence.flags: the rows of the sequence are not appended, since a length of it was out of
  * range. */
 #define TESS_SEQUENCE_NO_APPEND 1u
+/* Of them too: the key block of the sequence's first key, where the plan has TESS_PLAN_APPEND. */
+#define TESS_SEQUENCE_FIRST(block)       ((block) << 1)
+#define TESS_SEQUENCE_FIRST_BLOCK(flags) ((flags) >> 1)
 
 /* ------------------------------------------------------------------ tess_class */
 
@@ -158,7 +161,7 @@
 #define TESS_WORD_STEP_ROWS          10u
 
 /* tess_step_plan */
-#define TESS_STEP_PLAN_WORDS         36u
+#define TESS_STEP_PLAN_WORDS         40u
 #define TESS_WORD_PLAN_BATCH         0u
 #define TESS_WORD_PLAN_Q_LEN         1u
 #define TESS_WORD_PLAN_KV_LEN        2u
@@ -195,6 +198,10 @@
 #define TESS_WORD_PLAN_ID            33u
 #define TESS_WORD_PLAN_GROUPS        34u
 #define TESS_WORD_PLAN_ENDS_AT       35u
+#define TESS_WORD_PLAN_POSITIONS     36u
+#define TESS_WORD_PLAN_SLOT_BLOCKS   37u
+#define TESS_WORD_PLAN_PHASES        38u
+#define TESS_WORD_PLAN_PHASES_WRAP   39u
 
 /* tess_step_run, of which a tess_step_plan has as many as RUNS says right behind it */
 #define TESS_STEP_RUN_WORDS   4u

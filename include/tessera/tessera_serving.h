@@ -10,6 +10,8 @@
  *                       which key blocks a compact cache keeps, and where
  *     tess_layout_storage, tess_layout_pages
  *                       which kv heads share pools, and how many pages a length takes
+ *     tess_layout_part_slot, tess_layout_part_pages
+ *                       the same of a cache that keeps a part of the keys
  *     tess_append       writes the new keys of a step, before tess_run reads the cache
  *     tess_copy_pages   forks, snapshots, defragmentation
  *     tess_merge_parts  one result of several runs over parts of the keys
@@ -108,6 +110,31 @@ TESS_API tess_status tess_layout_storage(const tess_layout *layout, uint32_t sto
 TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t storage, int64_t tokens,
                                        int32_t page, int64_t *pages);
 
+/*
+ * A cache may keep a part of a sequence's keys: those from position kv_first on, a multiple of the
+ * pattern's block, as ranks do that share a long sequence (kv_first of tess_plan_desc and
+ * tess_prepare_desc). A compact one then counts blocks from the part's first one: in the rule above
+ * s and n are the fixed and other blocks below j less those below that one, and the places of
+ * earlier blocks do not exist. So the part's slots begin at 0 too, slot = block less the first
+ * block until the ring is full, no slot is unused, and the ring promises the same. How many slots
+ * some tokens take depends on kv_first, since fixed blocks come at equal steps and not at once.
+ *
+ * tess_layout_part_slot
+ *           the slot in which such a cache keeps key block `block`, counted from position 0.
+ * tess_layout_part_pages
+ *           what tess_layout_pages answers, for `tokens` tokens from kv_first on. TESS_ANY_FIRST
+ *           as kv_first: the most that any part of so many tokens takes, which block tables of a
+ *           plan with TESS_PLAN_DEVICE_PARTS have room for, and a COMPACT pool without pages.
+ * INVALID: out of range, kv_first that is no multiple of block, a block before it, tokens that end
+ *   past max_tokens.
+ */
+enum { TESS_ANY_FIRST = -1 };
+TESS_API tess_status tess_layout_part_slot(const tess_layout *layout, int32_t kv_head,
+                                           int64_t kv_first, int64_t block, int64_t *slot);
+TESS_API tess_status tess_layout_part_pages(const tess_layout *layout, uint32_t storage,
+                                            int64_t kv_first, int64_t tokens, int32_t page,
+                                            int64_t *pages);
+
 /* What tess_plan_tensor does, for K or V of a storage group, or for their scales, which have no
  * head_dim:
  *
@@ -180,7 +207,9 @@ typedef struct tess_append_desc {
  * Writes the new K and V of a step into the cache, at the places from which tess_run with the same
  * plan reads them. It goes before tess_run, on the same stream. kv_len counts the new rows too: row
  * r of a sequence becomes the key at its position (kv_len - q_len + r, or q_first + r). A row at a
- * position outside [0, kv_len) is no key and is dropped.
+ * position outside [0, kv_len) is no key and is dropped. Where the keys are a part of a sequence's,
+ * they are at the positions [kv_first, kv_first + kv_len) instead: a rank may be given all new rows
+ * with q_first, and keeps its own.
  *
  * In a compact cache a key block takes the place of one that no head will read again. A row whose
  * block gives its place up to a later block that the sequence already has is therefore dropped
@@ -219,8 +248,7 @@ typedef struct tess_append_desc {
  *
  * INVALID: names the field: a plan without TESS_PLAN_APPEND, a tensor or buffer as in tess_run,
  *   pools that overlap each other or the new rows, a step of a plan without device lengths.
- * UNSUPPORTED: k_scale or v_scale is given, the plan has kv_first, or the stream's kind is not the
- *   device's.
+ * UNSUPPORTED: k_scale or v_scale is given, or the stream's kind is not the device's.
  * BUSY. DEVICE_LOST. NATIVE. */
 TESS_API tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc);
 
@@ -323,7 +351,9 @@ TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc
  * plan whose lengths the host knows.
  *
  * q_lens, kv_lens, cu_q_lens, cu_kv_lens, q_first and kv_first are INVALID: lengths come with the
- * step. UNSUPPORTED: BLOCKS, since the rows of a mask are joined for the tiles of known lengths;
+ * step. A plan with TESS_PLAN_DEVICE_PARTS has slots and lists for parts that begin anywhere below
+ * the layout's max_tokens: of a compact S2 layout `stride` times the slots, in every step buffer.
+ * UNSUPPORTED: BLOCKS, since the rows of a mask are joined for the tiles of known lengths;
  * BIDIRECTIONAL, since K and V are a cache that grows, in which no key follows the last row;
  * kv_split above 4096; a kernel or a backend that does not read steps.
  */
@@ -338,6 +368,9 @@ TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc
  * kv_lens:  [batch] int32: keys of each sequence, those of this step's rows included.
  * q_first:  [batch] int32: the position of each sequence's first row. Without it the last row is at
  *           the position of the last key.
+ * kv_first: [batch] int32: the position of each sequence's first key, a multiple of the pattern's
+ *           block, for a plan with TESS_PLAN_DEVICE_PARTS. kv_lens then counts keys from there on,
+ *           which end at max_tokens at most.
  * step:     step_bytes after its offset, aligned to 256 bytes. Contents do not matter before.
  */
 typedef struct tess_prepare_desc {
@@ -346,7 +379,7 @@ typedef struct tess_prepare_desc {
     tess_buffer cu_rows;  /* int32 */
     tess_buffer kv_lens;  /* int32 */
     tess_buffer q_first;  /* [kind NONE: see above] int32 */
-    tess_buffer kv_first; /* must be of kind NONE in this version */
+    tess_buffer kv_first; /* [kind NONE: 0] int32 */
     tess_buffer step;     /* output */
     tess_stream stream;   /* [0: the device's own queue] */
 } tess_prepare_desc;
@@ -365,12 +398,14 @@ enum {
  * steps at once, on any streams, each with a buffer of its own. A step stays as it is until the
  * next tess_prepare: a run with one that was prepared for earlier lengths computes these.
  *
- * The lengths are not trusted. One that is negative or above its capacity, which for q_first is
- * kv_len, counts as the nearest legal one, and a bound of cu_rows that falls as the largest before
- * it. TESS_STEP_CLAMPED of the step counts the sequences' bounds, lengths and positions that were
- * changed. Such a sequence appends nothing, since its rows have other positions than was meant.
- * INVALID: names the field; the plan has no DEVICE_LENGTHS.
- * UNSUPPORTED: kv_first is given.
+ * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
+ * legal one, and a bound of cu_rows that falls as the largest before it. q_first is at most kv_len,
+ * or with DEVICE_PARTS the layout's max_tokens. kv_first is at most max_tokens less the keys, and
+ * counts as the multiple of a block at or below. TESS_STEP_CLAMPED of the step counts the
+ * sequences' bounds, lengths and positions that were changed. Such a sequence appends nothing,
+ * since its rows have other positions than was meant. A plan with TESS_PLAN_TRUST_DEVICE takes all
+ * of them as they are and counts nothing: what is out of range then makes wild accesses.
+ * INVALID: names the field; the plan has no DEVICE_LENGTHS; kv_first without DEVICE_PARTS.
  * BUSY. DEVICE_LOST. NATIVE.
  */
 TESS_API tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc);

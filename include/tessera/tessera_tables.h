@@ -157,7 +157,8 @@ typedef struct tess_strip {
  *
  * Where the keys are a part of the sequence's, kv_len is the position at which the part ends, jobs
  * list no block before it, and kv_start is as far below the first key in memory as that key is from
- * position 0: it may be negative. Rows may then lie anywhere, also past kv_len.
+ * position 0: it may be negative. Rows may then lie anywhere, also past kv_len. In compact plans
+ * kv_start is that of the slots: see tess_slot.
  */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
@@ -165,7 +166,7 @@ typedef struct tess_sequence {
     int32_t q_len, kv_len;
     int32_t q_first;   /* position of row 0 */
     uint32_t kv_batch; /* `batch` of K and V */
-    uint32_t flags;    /* TESS_SEQUENCE_NO_APPEND, or 0 */
+    uint32_t flags;    /* TESS_SEQUENCE_NO_APPEND, or 0, and TESS_SEQUENCE_FIRST() */
 } tess_sequence;
 
 /*
@@ -213,10 +214,12 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
 
 /*
  * Where a compact plan's K and V lie. Key block j of kv head g is in slot
- *     slots[heads[g].slots_offset + j].slot
- * of the pool of storage group heads[g].storage, in head heads[g].pool_head of that pool. `next` is
- * the block that takes the place over later, or TESS_NO_BLOCK where none does before the list ends:
- * once block `next` is written, block j is gone.
+ *     slots[heads[g].slots_offset + kv_start + j].slot
+ * of the pool of storage group heads[g].storage, in head heads[g].pool_head of that pool, where
+ * kv_start is the sequence's: 0, or of a part of the keys what leads to the list of its phase, in
+ * which blocks are counted from the part's first one. `next` is the block, counted likewise, that
+ * takes the place over later, or TESS_NO_BLOCK where none does before the list ends: once block
+ * `next` is written, block j is gone.
  */
 typedef struct tess_slot {
     uint32_t slot;
@@ -284,8 +287,12 @@ typedef struct tess_step_plan {
     uint32_t sequences_at, jobs_at, merges_at; /* words of the step buffer */
     uint32_t copy_from, copy_to, copy_words;   /* words of the tables, and of the step buffer */
     uint32_t id;
-    uint32_t n_groups; /* storage groups */
-    uint32_t ends_at;  /* word of the step buffer where those of the storage groups begin */
+    uint32_t n_groups;  /* storage groups */
+    uint32_t ends_at;   /* word of the step buffer where those of the storage groups begin */
+    uint32_t positions; /* q_first is at most this, and so is the end of a sequence's keys */
+    /* Of compact plans, else 0: key blocks of a list of slots for each phase, and phases. That of a
+     * first key block is it modulo `phases` where phases_wrap is 1, else at most the last one. */
+    uint32_t slot_blocks, phases, phases_wrap;
 } tess_step_plan;
 
 /* Consecutive query heads of one kv head and one class. */

@@ -91,8 +91,8 @@ static void emulated_close(void *opaque) {
 static tess_status emulated_query(void *opaque, tess_caps *caps) {
     (void)opaque;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features =
-        TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT | TESS_FEATURE_BACKWARD;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT |
+                     TESS_FEATURE_BACKWARD | TESS_FEATURE_PARTS;
     caps->parallel_jobs = 4;
     caps->workspace_align = 256;
     return TESS_OK;

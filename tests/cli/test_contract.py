@@ -99,7 +99,6 @@ class Contract(CommandTest):
             self.refuse(2, "tessera bench: " + name, "bench", *self.CACHE, *words)
         dense = ("op=decode", "heads=8", "head_dim=16", "kv_len=90", "pattern=dense", "compact=1")
         self.refuse(2, "compact: must be 0 with causal=0", "plan", *dense, "causal=0")
-        self.refuse(2, "compact: must be 0 with kv_first", "plan", *dense, "kv_first=64")
         for word in ("page=16", "compact=1", "page=0"):
             self.refuse(2, word.split("=")[0] + ": belongs to op=decode", "plan", *SHAPE, *S2, word)
         write_array(self.path("mask.npy"), "|b1", (1, 2, 2), b"\1\0\0\1")

@@ -73,6 +73,15 @@ static int create_plan(cache *c) {
 
 /* ------------------------------------------------------------------ memory */
 
+/* Token places that a sequence takes. */
+static int64_t tokens_of(const cache *c, uint32_t storage, int64_t s) {
+    int64_t tokens = problem_kv_len(&c->r->p, s);
+    if (c->opt.compact)
+        assert_ok(tess_layout_part_pages(c->r->layout, storage, problem_kv_first(&c->r->p, s),
+                                         tokens, 0, &tokens));
+    return tokens;
+}
+
 static void shape_group(cache *c, uint32_t storage) {
     const problem *p = &c->r->p;
     group *g = &c->group[storage];
@@ -85,7 +94,11 @@ static void shape_group(cache *c, uint32_t storage) {
     if (c->opt.compact) {
         tess_storage_info info = {.struct_size = sizeof info};
         assert_ok(tess_layout_storage(c->r->layout, storage, &info, g->kv_heads));
-        assert_ok(tess_layout_pages(c->r->layout, storage, longest, 0, &g->tokens));
+        g->tokens = 0;
+        for (int64_t s = 0; s < p->batch; s++) {
+            const int64_t tokens = tokens_of(c, storage, s);
+            if (tokens > g->tokens) g->tokens = tokens;
+        }
         g->heads = (int32_t)info.n_kv_heads;
     } else {
         for (int32_t h = 0; h < g->heads; h++) g->kv_heads[h] = h;
@@ -100,10 +113,7 @@ static void shape_group(cache *c, uint32_t storage) {
 }
 
 static int64_t pages_of(const cache *c, const group *g, int64_t s) {
-    int64_t tokens = problem_kv_len(&c->r->p, s);
-    if (c->opt.compact)
-        assert_ok(tess_layout_pages(c->r->layout, (uint32_t)(g - c->group), tokens, 0, &tokens));
-    return (tokens + c->opt.page - 1) / c->opt.page;
+    return (tokens_of(c, (uint32_t)(g - c->group), s) + c->opt.page - 1) / c->opt.page;
 }
 
 /* Ids of pages in random order, no page twice; what is not needed is no id. */
@@ -149,7 +159,9 @@ static int64_t place_of(const cache *c, const group *g, int64_t s, int32_t h, in
     int64_t at = t, page = s;
     if (c->opt.compact) {
         const int64_t block = c->r->p.block;
-        assert_ok(tess_layout_slot(c->r->layout, g->kv_heads[h], t / block, &at));
+        const int64_t first = problem_kv_first(&c->r->p, s);
+        assert_ok(
+            tess_layout_part_slot(c->r->layout, g->kv_heads[h], first, (first + t) / block, &at));
         at = at * block + t % block;
     }
     if (c->opt.page) {
@@ -379,6 +391,16 @@ static const struct {
       "q_len=3 kv_len=500 dtype=f16 kv_dtype=e4m3"),
      1},
     {"pattern=dense heads=4 kv_heads=2 head_dim=24 q_lens=30,2 kv_lens=30,290 kv_dtype=i8", 0},
+    /* Parts of the keys, in every phase of their fixed blocks. */
+    {("pattern=s2 block=16 local=2 stride=5 heads=6 kv_heads=3 dense_heads=1 head_dim=40 batch=3 "
+      "q_len=2 kv_len=210 kv_first=16,112,704 dtype=f16"),
+     1},
+    {("pattern=s2 block=24 local=3 stride=4 heads=4 kv_heads=2 head_dim=128 q_lens=1,3,1,1 "
+      "kv_lens=200,90,217,0 kv_first=48,24,72,240 q_first=2000 dtype=bf16"),
+     1},
+    {("pattern=window left=90 sinks=70 block=16 heads=2 head_dim=40 batch=3 q_len=1 kv_len=170 "
+      "kv_first=16,64,400"),
+     1},
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
@@ -429,25 +451,27 @@ void test_mask_slots(void **state) {
             for (int j = 0; j <= i; j++) mask[h][i][j] = i - j < 2 || (h % 2 && j % 3 == 0);
     snprintf(path, sizeof path, "/tmp/tessera-test-%ld-slots.npy", (long)getpid());
     if (npy_write(path, NPY_BOOL, 3, shape, mask, error, sizeof error) != 0) fail_msg("%s", error);
-    snprintf(line, sizeof line,
-             "pattern=blocks block=16 mask=%s heads=4 head_dim=32 batch=2 q_len=9 kv_len=310 "
-             "kv_split=2",
-             path);
-    rig_pair x;
-    const int taken = rig_pair_create(&x, *state, line);
-    remove(path);
-    if (!taken) return;
-    for (int page = 0; page <= 64; page += 32) {
-        cache c;
-        const options opt = {.page = page, .compact = 1, .head_major = page == 32};
-        if (!cache_create(&c, &x.r, &opt, (uint64_t)page)) break;
-        assert_int_equal(c.groups, 2);
-        assert_int_equal(c.group[0].kv_heads[1], 2);
-        cache_run(&c, page == 64 ? 5 : 0, &x.got);
-        compare(&x, &c, "slots of a mask");
-        cache_release(&c);
+    /* all keys, and parts of them */
+    for (int parts = 0; parts < 2; parts++) {
+        rig_pair x;
+        snprintf(line, sizeof line,
+                 "pattern=blocks block=16 mask=%s heads=4 head_dim=32 batch=2 q_len=9 kv_len=%s "
+                 "kv_split=2",
+                 path, parts ? "150 kv_first=32,160" : "310");
+        if (!rig_pair_create(&x, *state, line)) break;
+        for (int page = 0; page <= 64; page += 32) {
+            cache c;
+            const options opt = {.page = page, .compact = 1, .head_major = page == 32};
+            if (!cache_create(&c, &x.r, &opt, (uint64_t)page)) break;
+            assert_int_equal(c.groups, 2);
+            assert_int_equal(c.group[0].kv_heads[1], 2);
+            cache_run(&c, page == 64 ? 5 : 0, &x.got);
+            compare(&x, &c, "slots of a mask");
+            cache_release(&c);
+        }
+        rig_pair_release(&x);
     }
-    rig_pair_release(&x);
+    remove(path);
 }
 
 /* ------------------------------------------------------------------ absent pages */

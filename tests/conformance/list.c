@@ -511,6 +511,13 @@ static const char *const further[] = {
     "compact=1 dtype=bf16",
     "op=decode heads=2 head_dim=72 batch=2 q_len=40 kv_len=131 q_first=900,150 kv_first=128,0 "
     "pattern=dense page=32",
+    "op=decode heads=8 kv_heads=2 head_dim=128 batch=3 q_len=5 kv_len=640 block=32 local=3 "
+    "stride=5 "
+    "per_kv_head=1 page=32 compact=1 q_first=1915 kv_first=0,640,1280 dtype=bf16",
+    "op=decode heads=6 kv_heads=3 head_dim=40 q_lens=1,70,3,1 kv_lens=700,90,333,0 block=16 "
+    "local=3 stride=8 dense_heads=1 per_kv_head=1 compact=1 kv_first=112,320,16,64 dtype=f16",
+    "op=decode heads=2 head_dim=64 batch=4 q_len=3 kv_len=400 pattern=window left=90 right=0 "
+    "sinks=40 block=16 page=16 compact=1 kv_first=0,16,32,400",
     "op=decode heads=2 kv_heads=1 head_dim=96 q_lens=64,1,32 kv_lens=1064,64,564 block=16 local=8 "
     "stride=8 per_kv_head=1 compact=1 dtype=f16 kv_split=3",
     "op=decode heads=4 kv_heads=2 head_dim=128 batch=2 q_len=100 kv_len=717 pattern=dense "

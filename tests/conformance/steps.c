@@ -33,8 +33,10 @@ typedef struct rig {
     tess_plan_info info;
     float *q, *k, *v, *o, *lse;
     tess_buffer q_at, k_at, v_at, o_at, lse_at, work, step, cu_at, kv_at, first_at;
-    int32_t cu_rows[BATCH + 1], kv_lens[BATCH], q_first[BATCH];
+    int32_t cu_rows[BATCH + 1], kv_lens[BATCH], q_first[BATCH], kv_first[BATCH];
     bool has_first; /* the step is given q_first */
+    bool has_parts; /* and kv_first */
+    bool trusted;   /* the plan has TESS_PLAN_TRUST_DEVICE */
 } rig;
 
 static uint64_t bytes_of(tess_role role) {
@@ -77,6 +79,7 @@ static bool rig_create(rig *r, tess_runtime *runtime, const test_target *target,
     memset(r, 0, sizeof *r);
     r->target = target;
     r->info.struct_size = sizeof r->info;
+    r->trusted = (flags & TESS_PLAN_TRUST_DEVICE) != 0;
     assert_ok(tess_layout_create(runtime, &ld, &r->layout));
     tess_plan_desc d = plan_desc(target, flags | TESS_PLAN_DEVICE_LENGTHS, kv_split);
     d.batch = BATCH;
@@ -202,8 +205,8 @@ static uint32_t same_step(const rig *r, uint32_t batch, tess_buffer at, const in
     args.items = batch;
     args.items_at = head->plan_at;
     args.classes_at = plan->copy_to;
-    args.flags = r->has_first ? TESS_ARGS_FIRST : 0;
-    tess_prepare_on_host(&args, step, cu_rows, kv_lens, r->q_first, own);
+    args.flags = (r->has_first ? TESS_ARGS_FIRST : 0) | (r->trusted ? TESS_ARGS_TRUST : 0);
+    tess_prepare_on_host(&args, step, cu_rows, kv_lens, r->q_first, r->kv_first, own);
     assert_memory_equal(own, step, 7 * sizeof *step);
     assert_memory_equal(own + plan->sequences_at, step + plan->sequences_at,
                         batch * sizeof(tess_sequence));
@@ -599,6 +602,37 @@ static void test_hostile(void **state) {
     on_every_target(hostile, 0, 0);
 }
 
+/* With TESS_PLAN_TRUST_DEVICE legal lengths make the same step, and nothing is clamped or counted:
+ * a length above the capacity, of a sequence without rows, stands in the step as it is. */
+static void trusted(rig *r) {
+    uint64_t seed = 4;
+    uint32_t *step = (uint32_t *)room(r->info.step_bytes);
+    for (int n = 0; n < 2; n++) {
+        const uint32_t batch = random_lengths(r, &seed, n);
+        spoil_rest(r);
+        prepare(r, batch, r->step);
+        run(r, r->step);
+        check(r, batch);
+    }
+    for (uint32_t b = 0; b <= BATCH; b++) r->cu_rows[b] = b < 2 ? 0 : 3;
+    r->kv_lens[0] = KV_LEN + 5;
+    prepare(r, BATCH, r->step);
+    assert_ok(tess_wait(r->target->device, UINT64_MAX));
+    (void)same_step(r, BATCH, r->step, r->cu_rows, r->kv_lens);
+    test_download(r->target->device, r->step, step, r->info.step_bytes);
+    const tess_step_head *head = (const tess_step_head *)step;
+    const tess_step_plan *plan = (const tess_step_plan *)(step + head->plan_at);
+    const tess_sequence *first = (const tess_sequence *)(step + plan->sequences_at);
+    assert_int_equal(0, head->n_clamped);
+    assert_int_equal(KV_LEN + 5, first->kv_len);
+    assert_int_equal(0, first->flags);
+    free(step);
+}
+static void test_trusted(void **state) {
+    (void)state;
+    on_every_target(trusted, TESS_PLAN_TRUST_DEVICE, 3);
+}
+
 /* ------------------------------------------------------------------ bad arguments */
 
 static void spoiled(rig *r) {
@@ -625,7 +659,7 @@ static void spoiled(rig *r) {
     REFUSED(INVALID, "step", x.step = x.kv_lens; x.step.size = 0);
     REFUSED(INVALID, "q_first", x.q_first = r->kv_at; x.q_first.size = 4 * BATCH - 1);
     REFUSED(INVALID, "step", x.q_first = x.step);
-    REFUSED(UNSUPPORTED, "kv_first", x.kv_first = r->cu_at);
+    REFUSED(INVALID, "kv_first", x.kv_first = r->cu_at);
     REFUSED(INVALID, "stream", x.stream.kind = 7);
     REFUSED(VERSION, "desc", x.struct_size--);
     assert_error(tess_prepare(NULL, &d), TESS_ERROR_INVALID, "tess_prepare", "plan");
@@ -661,6 +695,7 @@ static void spoiled(rig *r) {
     NO_PLAN(INVALID, "max_rows", y.max_rows = -1);
     NO_PLAN(UNSUPPORTED, "kv_split", y.kv_split = 4097);
     NO_PLAN(INVALID, "max_rows", y.flags = 0; y.max_rows = 1);
+    NO_PLAN(INVALID, "flags", y.flags = TESS_PLAN_DEVICE_PARTS);
 
     /* A plan without device lengths takes no step and cannot be prepared. */
     p.flags = 0;
@@ -760,7 +795,8 @@ int main(int argc, char **argv) {
         TEST(test_free_split),     TEST(test_equal_parts), TEST(test_invariant),
         TEST(test_same_bits),      TEST(test_two_steps),   TEST(test_long_steps),
         TEST(test_many_sequences), TEST(test_positions),   TEST(test_hostile),
-        TEST(test_spoiled),        TEST(test_patterns),    TEST(test_no_memory),
+        TEST(test_trusted),        TEST(test_spoiled),     TEST(test_patterns),
+        TEST(test_no_memory),
     };
     const char *backend = argc > 1 ? argv[1] : "cpu";
     /* The kernels of other devices are instances of one body, which some compile in every test. */

@@ -278,7 +278,7 @@ static int find_key(const row *r, int64_t j, int64_t t, key *found) {
             (const tess_kv_head *)(const void *)(b->tables + a->kv_heads_at) + head;
         const tess_slot *slots = (const tess_slot *)(const void *)(b->tables + a->slots_at);
         head = own->pool_head;
-        at = (int64_t)slots[own->slots_offset + j].slot * a->block + t % a->block;
+        at = (int64_t)slots[own->slots_offset + s->kv_start + j].slot * a->block + t % a->block;
     }
     if (a->flags & TESS_ARGS_PAGED) {
         page =

@@ -105,9 +105,10 @@ static int find_place(const arguments *x, const tess_sequence *s, int64_t t, uin
         const tess_kv_head *head =
             (const tess_kv_head *)(const void *)(x->tables + a->kv_heads_at) + g;
         const tess_slot *slot = (const tess_slot *)(const void *)(x->tables + a->slots_at) +
-                                head->slots_offset + t / a->block;
-        if (head->storage != a->storage || slot->next <= (uint32_t)(s->kv_len - 1) / a->block)
-            return 0;
+                                head->slots_offset + s->kv_start + t / a->block;
+        const int64_t last =
+            ((int64_t)s->kv_len - 1) / a->block - TESS_SEQUENCE_FIRST_BLOCK(s->flags);
+        if (head->storage != a->storage || slot->next <= last) return 0;
         u = (int64_t)slot->slot * a->block + t % a->block;
         place[2] = head->pool_head;
     }
@@ -140,6 +141,7 @@ static void append_row(const arguments *x, uint32_t item) {
     const int64_t t = s->q_first + r, q = s->q_start + r;
     if (r < 0 || r >= s->q_len || t < 0 || t >= s->kv_len) return;
     if (s->flags & TESS_SEQUENCE_NO_APPEND) return;
+    if (t / a->block < TESS_SEQUENCE_FIRST_BLOCK(s->flags)) return;
     for (uint32_t g = 0; g < a->heads; g++) {
         int64_t at[3];
         if (!find_place(x, s, t, g, at)) continue;

@@ -8,7 +8,7 @@
 #include "fake.h"
 #include "kernels/words.h"
 
-const size_t fake_prepare_parameters[] = {8, 8, 8, 8, 8, sizeof(tess_args), 0};
+const size_t fake_prepare_parameters[] = {8, 8, 8, 8, 8, 8, sizeof(tess_args), 0};
 
 static tess_args args_of(void *const *parameters) {
     tess_args a;
@@ -33,5 +33,6 @@ void fake_prepare_run(unsigned groups, void *const *parameters) {
                    own = tables[a.items_at + TESS_WORD_PLAN_GROUPS] * FAKE_PREPARE_SHARES;
     if (groups != own) fake_misuse(700, "a step of %u workgroups has %u", own, groups);
     tess_prepare_on_host(&a, tables, buffer_of(parameters, 0), buffer_of(parameters, 1),
-                         buffer_of(parameters, 3), buffer_of(parameters, 2));
+                         buffer_of(parameters, 3), buffer_of(parameters, 4),
+                         buffer_of(parameters, 2));
 }

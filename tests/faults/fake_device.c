@@ -97,7 +97,8 @@ static tess_status fake_query(void *opaque, tess_caps *caps) {
     if (status != TESS_OK) return status;
     caps->host_memory = 0;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT;
+    caps->features =
+        TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT | TESS_FEATURE_PARTS;
     caps->parallel_jobs = 6;
     caps->workspace_align = 512;
     caps->range_blocks = control->range_blocks;
@@ -258,7 +259,7 @@ static int find_key(const row_state *r, int64_t j, int64_t t, key_row *found) {
             (const tess_kv_head *)(const void *)(r->tables + l->tables->kv_heads_at) + head;
         const tess_slot *slots =
             (const tess_slot *)(const void *)(r->tables + l->tables->slots_at) + own->slots_offset;
-        token = (int64_t)slots[j].slot * l->block + t - j * l->block;
+        token = (int64_t)slots[s->kv_start + j].slot * l->block + t - j * l->block;
         head = own->pool_head;
     }
     if (l->page) {

@@ -177,7 +177,7 @@ for backend in "$@"; do
     opencl) matrix opencl/nv_mma 2; matrix opencl/intel_dpas 4 ;;
     esac
   fi
-  for name in steps append append_wide quantised copy_pages merge_parts; do
+  for name in steps append append_wide key_parts quantised copy_pages merge_parts; do
     own=$(program $name)
     [ -n "$own" ] || continue
     "$own" "$backend" >"$work/log" 2>&1

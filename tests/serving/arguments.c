@@ -137,22 +137,6 @@ static void test_plans(void **state) {
     assert_ok(make_plan(s, 0, BATCH, KEYS, &plan));
     assert_error(tess_append(plan, &s->d), TESS_ERROR_INVALID, "tess_append", "plan");
     tess_plan_release(plan);
-    /* Parts of the keys are no cache that grows. */
-    const int64_t first[BATCH] = {0};
-    tess_plan_desc parts = {.struct_size = sizeof parts,
-                            .flags = TESS_PLAN_APPEND | TESS_PLAN_COMPACT,
-                            .head_dim = DIM,
-                            .batch = BATCH,
-                            .q_len = ROWS,
-                            .kv_len = KEYS,
-                            .kv_first = first};
-    assert_error(tess_plan_create(s->device, s->layout, &parts, &plan), TESS_ERROR_UNSUPPORTED,
-                 "tess_plan_create", "kv_first");
-    parts.flags = TESS_PLAN_APPEND;
-    assert_ok(tess_plan_create(s->device, s->layout, &parts, &plan));
-    assert_error(tess_append(plan, &s->d), TESS_ERROR_UNSUPPORTED, "tess_append", "plan");
-    assert_memory_equal(memory, before, sizeof memory);
-    tess_plan_release(plan);
     /* Nothing to append: memory may be missing, but not the descriptor. */
     for (int n = 0; n < 2; n++) {
         const tess_append_desc none = {

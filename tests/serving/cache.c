@@ -9,29 +9,45 @@ enum { GUARD = 512, UNTOUCHED = 0xff, MOST_ROWS = 128 /* of a step */ };
 
 /* ------------------------------------------------------------------ places */
 
-static int64_t slot_of(const cache *c, int64_t head, int64_t block) {
+static int is_in_parts(const cache_shape *s) {
+    for (int b = 0; b < CACHE_BATCH; b++)
+        if (s->kv_first[b]) return 1;
+    return 0;
+}
+
+static int64_t slot_of(const cache *c, int64_t sequence, int64_t head, int64_t block) {
+    const int64_t first = c->shape->kv_first[sequence];
     int64_t slot = block;
-    if (c->shape->compact) assert_ok(tess_layout_slot(c->layout, (int32_t)head, block, &slot));
+    if (c->shape->compact && is_in_parts(c->shape))
+        assert_ok(tess_layout_part_slot(c->layout, (int32_t)head, first,
+                                        first / c->shape->pattern.block + block, &slot));
+    else if (c->shape->compact)
+        assert_ok(tess_layout_slot(c->layout, (int32_t)head, block, &slot));
     return slot;
 }
 
 /* Whether block `block` of a kv head still has its place in a sequence of that length. */
-static int is_last(const cache *c, int64_t head, int64_t block, int64_t tokens) {
-    const int64_t last = (tokens - 1) / c->shape->pattern.block, slot = slot_of(c, head, block);
+static int is_last(const cache *c, int64_t sequence, int64_t head, int64_t block, int64_t tokens) {
+    const int64_t last = (tokens - 1) / c->shape->pattern.block,
+                  slot = slot_of(c, sequence, head, block);
     for (int64_t later = block + 1; later <= last && c->shape->compact; later++)
-        if (slot_of(c, head, later) == slot) return 0;
+        if (slot_of(c, sequence, head, later) == slot) return 0;
     return 1;
 }
 
-static int64_t place_of(const cache *c, int64_t head, int64_t token) {
+static int64_t place_of(const cache *c, int64_t sequence, int64_t head, int64_t token) {
     const int64_t block = c->shape->pattern.block;
-    return slot_of(c, head, token / block) * block + token % block;
+    return slot_of(c, sequence, head, token / block) * block + token % block;
 }
 
-/* Tokens of a pool that a sequence of that length takes. */
-static int64_t places_for(const cache *c, uint32_t storage, int64_t tokens) {
+/* Tokens of a pool that a sequence of that length takes; TESS_ANY_FIRST: at most. */
+static int64_t places_for(const cache *c, uint32_t storage, int64_t sequence, int64_t tokens) {
+    const int64_t first = sequence < 0 ? TESS_ANY_FIRST : c->shape->kv_first[sequence];
     int64_t most = tokens;
-    if (c->shape->compact) assert_ok(tess_layout_pages(c->layout, storage, tokens, 0, &most));
+    if (c->shape->compact && is_in_parts(c->shape))
+        assert_ok(tess_layout_part_pages(c->layout, storage, first, tokens, 0, &most));
+    else if (c->shape->compact)
+        assert_ok(tess_layout_pages(c->layout, storage, tokens, 0, &most));
     return most;
 }
 
@@ -88,7 +104,7 @@ static void create_pool(cache *c, uint32_t storage) {
         p->heads = s->kv_heads;
         for (int64_t n = 0; n < p->heads; n++) p->head_ids[n] = n;
     }
-    p->tokens = s->page ? s->page : places_for(c, storage, s->max_tokens);
+    p->tokens = s->page ? s->page : places_for(c, storage, TESS_ANY_FIRST, s->max_tokens);
     p->units = s->page ? CACHE_PAGES : CACHE_BATCH;
     p->bytes = 2 * GUARD + (uint64_t)s->shift * c->item +
                (uint64_t)(p->units * p->tokens * p->heads * s->head_dim) * c->item;
@@ -115,6 +131,10 @@ static void create_steps(cache *c) {
     c->step = test_upload(c->device, NULL, info.step_bytes);
     c->cu_rows = test_upload(c->device, NULL, (CACHE_BATCH + 1) * sizeof(int32_t));
     c->kv_lens = test_upload(c->device, NULL, CACHE_BATCH * sizeof(int32_t));
+    if (!is_in_parts(c->shape)) return;
+    int32_t first[CACHE_BATCH];
+    for (int b = 0; b < CACHE_BATCH; b++) first[b] = (int32_t)c->shape->kv_first[b];
+    c->kv_first = test_upload(c->device, first, sizeof first);
 }
 
 void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
@@ -127,8 +147,11 @@ void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
     assert_ok(tess_device_query(device, &about));
     c->software = about.kind == TESS_DEVICE_SOFTWARE;
     tess_runtime *runtime = test_runtime(0);
+    int64_t most = 0; /* of the positions at which parts begin */
+    for (int b = 0; b < CACHE_BATCH; b++)
+        if (shape->kv_first[b] > most) most = shape->kv_first[b];
     tess_layout_desc d =
-        test_layout_desc(&shape->pattern, shape->heads, shape->kv_heads, shape->max_tokens);
+        test_layout_desc(&shape->pattern, shape->heads, shape->kv_heads, most + shape->max_tokens);
     d.max_chunk = shape->max_chunk;
     assert_ok(tess_layout_create(runtime, &d, &c->layout));
     tess_runtime_release(runtime);
@@ -153,6 +176,7 @@ void cache_release(cache *c) {
     assert_ok(tess_free(c->device, &c->step));
     assert_ok(tess_free(c->device, &c->cu_rows));
     assert_ok(tess_free(c->device, &c->kv_lens));
+    assert_ok(tess_free(c->device, &c->kv_first));
     tess_plan_release(c->plan);
     assert_ok(tess_free(c->device, &c->block_table));
     tess_layout_release(c->layout);
@@ -218,7 +242,7 @@ static void give_page(cache *c, uint32_t s, int32_t page) {
 static void take_pages(cache *c) {
     for (uint32_t s = 0; s < c->n_storage; s++)
         for (int b = 0; b < CACHE_BATCH; b++) {
-            const int64_t places = places_for(c, s, c->lens[b]), page = c->shape->page;
+            const int64_t places = places_for(c, s, b, c->lens[b]), page = c->shape->page;
             for (int64_t n = 0; n * page < places; n++) {
                 static const int32_t none[CACHE_STORAGES] = {INT32_MAX, -1, CACHE_PAGES, INT32_MIN};
                 if (c->table[s][b][n] == -1)
@@ -260,7 +284,7 @@ static void own_pages(cache *c, uint32_t s, const int64_t *firsts) {
         for (int64_t n = 0; n < c->pools[s].heads; n++)
             for (int64_t t = firsts[b]; t < c->lens[b]; t++) {
                 int32_t *entry =
-                    &c->table[s][b][place_of(c, c->pools[s].head_ids[n], t) / c->shape->page];
+                    &c->table[s][b][place_of(c, b, c->pools[s].head_ids[n], t) / c->shape->page];
                 if (*entry < 0 || *entry >= CACHE_PAGES || c->users[s][*entry] == 1) continue;
                 pairs[count][0] = *entry;
                 give_page(c, s, *entry);
@@ -298,7 +322,7 @@ void cache_fall(cache *c, int sequence, int64_t tokens) {
                 int16_t *token = &c->pools[s].holds[n][sequence][place];
                 if (*token >= tokens) *token = -1;
             }
-        const int64_t places = places_for(c, s, tokens);
+        const int64_t places = places_for(c, s, sequence, tokens);
         for (int64_t n = 0; n < CACHE_COLUMNS && c->shape->page; n++)
             if (n * c->shape->page >= places && c->table[s][sequence][n] != -1) {
                 give_page(c, s, c->table[s][sequence][n]);
@@ -314,9 +338,9 @@ static void note_keys(const cache *c, uint32_t storage, int64_t n, const int64_t
     const int64_t head = p->head_ids[n], block = c->shape->pattern.block;
     for (int b = 0; b < CACHE_BATCH; b++)
         for (int64_t t = 0; t < c->lens[b]; t++) {
-            const int64_t place = place_of(c, head, t),
+            const int64_t place = place_of(c, b, head, t),
                           at = index_of(c, storage, &p->k, b, place, n);
-            if (t >= firsts[b] && !c->wrong[b] && is_last(c, head, t / block, c->lens[b]))
+            if (t >= firsts[b] && !c->wrong[b] && is_last(c, b, head, t / block, c->lens[b]))
                 p->holds[n][b][place] = (int16_t)t;
             if (at >= 0 && p->holds[n][b][place] == t)
                 memset(p->ever + GUARD + (uint64_t)(c->shape->shift + at) * c->item, 1,
@@ -349,13 +373,14 @@ static tess_plan *make_plan(const cache *c, const int64_t *chunks, int cached, c
         d.kv_lens = c->lens;
     }
     tess_plan *plan = NULL;
+    if (is_in_parts(s)) d.kv_first = s->kv_first;
     if (s->steps) {
         d.kv_split = s->kv_split;
         d.flags |= s->kv_split ? 0 : TESS_PLAN_BATCH_INVARIANT;
     }
     if (s->steps && cached) {
-        d.flags |= TESS_PLAN_DEVICE_LENGTHS;
-        d.cu_q_lens = d.cu_kv_lens = NULL;
+        d.flags |= TESS_PLAN_DEVICE_LENGTHS | (d.kv_first ? TESS_PLAN_DEVICE_PARTS : 0);
+        d.cu_q_lens = d.cu_kv_lens = d.kv_first = NULL;
         d.q_len = d.kv_len = s->max_tokens;
         d.max_rows = MOST_ROWS;
     }
@@ -406,6 +431,7 @@ static void prepare(cache *c, const int64_t *rows) {
                                  .batch = CACHE_BATCH,
                                  .cu_rows = c->cu_rows,
                                  .kv_lens = c->kv_lens,
+                                 .kv_first = c->kv_first,
                                  .step = c->step};
     assert_ok(tess_prepare(c->plan, &d));
     assert_ok(tess_wait(c->device, UINT64_MAX));

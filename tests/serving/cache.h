@@ -25,6 +25,9 @@ typedef struct cache_shape {
     int hostile; /* ids of some pages are none */
     int steps;   /* one plan, whose lengths come from the device; rows are packed, caches are not */
     int32_t kv_split;
+    /* The keys are parts of longer sequences: positions of their first tokens. All else here counts
+     * tokens from these. */
+    int64_t kv_first[CACHE_BATCH];
 } cache_shape;
 
 typedef struct cache_pool {
@@ -54,7 +57,7 @@ typedef struct cache {
     tess_buffer block_table;
     uint64_t random;
     tess_plan *plan; /* of steps */
-    tess_buffer step, cu_rows, kv_lens;
+    tess_buffer step, cu_rows, kv_lens, kv_first;
     /* Given to the device instead of a sequence's length, unless 0: it appends nothing then. */
     int32_t wrong[CACHE_BATCH];
 } cache;

@@ -180,6 +180,26 @@ static void test_positions_unknown(void **state) {
     tess_device_release(old);
 }
 
+/* A backend whose caches keep no parts gets none, of the host's positions or the device's. */
+static void test_parts_unknown(void **state) {
+    (void)state;
+    const int64_t positions[] = {64};
+    tess_plan *plan = NULL;
+    rig.caps.features =
+        TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_APPEND | TESS_FEATURE_STEPS;
+    tess_device *old = open_device(runtime);
+    for (int n = 0; n < 3; n++) {
+        tess_plan_desc d = plan_desc(1, 5, 10);
+        d.flags = n == 0   ? TESS_PLAN_COMPACT
+                  : n == 1 ? TESS_PLAN_APPEND
+                           : TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_DEVICE_PARTS;
+        if (n < 2) d.kv_first = positions;
+        assert_error(tess_plan_create(old, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
+                     "tess_plan_create", n < 2 ? "kv_first" : "flags");
+    }
+    tess_device_release(old);
+}
+
 /* The caller's allocator runs between the two readings of the lengths, and other threads may run at
  * any time. */
 static int64_t changing[3], changed_to;
@@ -246,6 +266,6 @@ static void test_log(void **state) {
 int main(void) {
     return RUN_TESTS_BETWEEN(setup, teardown, TEST(test_cost), TEST(test_checks), TEST(test_places),
                              TEST(test_positions), TEST(test_position_checks),
-                             TEST(test_positions_unknown), TEST(test_lengths_that_change),
-                             TEST(test_log));
+                             TEST(test_positions_unknown), TEST(test_parts_unknown),
+                             TEST(test_lengths_that_change), TEST(test_log));
 }

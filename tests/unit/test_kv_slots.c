@@ -13,6 +13,14 @@ static int64_t slot_of(const tess_layout *layout, int32_t kv_head, int64_t block
     return slot;
 }
 
+static int64_t part_slot_of(const tess_layout *layout, int32_t kv_head, int64_t first,
+                            int64_t block) {
+    int64_t slot = -1;
+    assert_int_equal(TESS_OK, tess_layout_part_slot(layout, kv_head, first * layout->pattern.block,
+                                                    block, &slot));
+    return slot;
+}
+
 static tess_storage_info storage_of(const tess_layout *layout, uint32_t storage) {
     tess_storage_info info = {.struct_size = sizeof info};
     assert_int_equal(TESS_OK, tess_layout_storage(layout, storage, &info, NULL));
@@ -130,12 +138,13 @@ static void look(const spec *x, int32_t kv_head) {
 typedef struct cache {
     const spec *x;
     int64_t block, length, longest;
+    int64_t first;              /* block, of the part that is kept */
     int64_t slot[MOST_TOKENS];  /* of each block */
     int64_t holds[MOST_TOKENS]; /* each slot */
 } cache;
 
 static void ask(const cache *c, int64_t position) {
-    for (int64_t j = 0; position >= 0 && j <= position / c->block; j++) {
+    for (int64_t j = c->first; position >= 0 && j <= position / c->block; j++) {
         if (seen[position][j] && c->holds[c->slot[j]] != j)
             fail_msg("%s: longest %lld, query %lld: block %lld is gone", spec_text(c->x),
                      (long long)c->longest, (long long)position, (long long)j);
@@ -153,17 +162,20 @@ static void append(cache *c, int64_t tokens) {
 
 /* A generation with steps of 1 to max_chunk tokens. Lengths fall by as many at times, and the last
  * row that is left is asked for again. */
-static void play(const spec *x, const tess_layout *layout, int32_t kv_head, uint64_t *seed) {
+static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int64_t first,
+                 uint64_t *seed) {
     const int64_t chunk = x->layout.max_chunk ? x->layout.max_chunk : 1,
                   tokens = x->layout.max_tokens;
-    cache c = {.x = x, .block = block_size(x)};
-    for (int64_t j = 0; j * c.block < tokens; j++) {
-        c.slot[j] = slot_of(layout, kv_head, j);
-        c.holds[j] = -1;
+    cache c = {.x = x, .block = block_size(x), .first = first};
+    c.length = c.longest = first * c.block;
+    for (int64_t j = first; j * c.block < tokens; j++) {
+        c.slot[j] = first ? part_slot_of(layout, kv_head, first, j) : slot_of(layout, kv_head, j);
+        c.holds[j - first] = -1;
     }
     for (int step = 0; step < 200 && c.length < tokens; step++) {
         if (test_between(seed, 0, 3) == 0) {
-            const int64_t least = c.longest > chunk ? c.longest - chunk : 0;
+            const int64_t from = first * c.block,
+                          least = c.longest - chunk > from ? c.longest - chunk : from;
             c.length = test_between(seed, least, c.length);
             ask(&c, c.length - 1);
         }
@@ -171,7 +183,7 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, uint
         append(&c, test_between(seed, 0, 1) ? most : test_between(seed, 1, most));
     }
     /* As far back as may be, once more. */
-    if (c.longest - chunk > 0) ask(&c, c.longest - chunk - 1);
+    if (c.longest - chunk > first * c.block) ask(&c, c.longest - chunk - 1);
 }
 
 /* slot = block at first, every slot is used before the next one is, and the numbers that the layout
@@ -185,7 +197,7 @@ static void check_places(const spec *x, const tess_layout *layout, int32_t kv_he
         if (slot > taken || (slot != j && j < ring))
             fail_msg("%s: block %lld has slot %lld", spec_text(x), (long long)j, (long long)slot);
         taken += slot == taken;
-        assert_int_equal(taken, tess_kv_slots_taken(layout, kv_head, j + 1));
+        assert_int_equal(taken, tess_kv_slots_taken(layout, kv_head, 0, j + 1));
     }
     assert_int_equal(taken, info.blocks_allocated);
     assert_int_equal(taken, info.slots_fixed + info.slots_ring);
@@ -225,7 +237,7 @@ static void check_tables(const spec *x, const tess_layout *layout, uint32_t n) {
     tess_slot *end = slots + (size_t)layout->n_slot_lists * n;
     *end = (tess_slot){77, 78};
     tess_kv_slots_heads(layout, n, heads);
-    tess_kv_slots_fill(layout, n, slots);
+    tess_kv_slots_fill(layout, NULL, 1, n, slots);
     assert_true(end->slot == 77 && end->next == 78);
     for (int32_t g = 0; g < x->layout.n_kv_heads; g++) {
         const tess_slot *list = slots + heads[g].slots_offset;
@@ -281,6 +293,45 @@ static void check_pages(const spec *x, const tess_layout *layout) {
                  "tess_layout_storage", "storage");
 }
 
+/* The same of a part that begins with block `first`: slots are used one after the other and are
+ * block numbers until the ring is full, tables of its phase say the same, and pages are those up to
+ * the last place. */
+static void check_part(const spec *x, const tess_layout *layout, int64_t first, uint32_t n) {
+    const int64_t block = block_size(x), tokens = x->layout.max_tokens - first * block;
+    const uint32_t phase = (uint32_t)tess_kv_slots_phase(layout, first);
+    tess_slot *slots = malloc(((size_t)layout->n_slot_lists * n + 1) * sizeof *slots);
+    int64_t pages, most, *places = calloc(layout->n_storages, sizeof *places);
+    assert_true(slots && places && phase < tess_kv_slots_phases(layout));
+    tess_kv_slots_fill(layout, &phase, 1, n, slots);
+    for (int32_t g = 0; g < x->layout.n_kv_heads; g++) {
+        const tess_slot *list = slots + (size_t)layout->stores[g].list * n;
+        int64_t taken = 0, *end = &places[layout->stores[g].storage];
+        for (uint32_t j = 0; j < n; j++) {
+            const int64_t slot = part_slot_of(layout, g, first, first + j),
+                          rest = tokens - j * block < block ? tokens - j * block : block;
+            uint32_t next = j + 1;
+            while (next < n && list[next].slot != list[j].slot) next++;
+            if (slot > taken || slot != list[j].slot || (slot != j && j < layout->stores[g].ring) ||
+                list[j].next != (next < n ? next : TESS_NO_BLOCK))
+                fail_msg("%s: part from block %lld: block %u: slot %lld, %u, next %u", spec_text(x),
+                         (long long)first, j, (long long)slot, list[j].slot, list[j].next);
+            taken += slot == taken;
+            if (slot * block + rest > *end) *end = slot * block + rest;
+            assert_int_equal(taken, tess_kv_slots_taken(layout, g, first, j + 1));
+        }
+    }
+    for (uint32_t s = 0; s < layout->n_storages; s++) {
+        assert_int_equal(TESS_OK,
+                         tess_layout_part_pages(layout, s, first * block, tokens, 16, &pages));
+        assert_int_equal((places[s] + 15) / 16, pages);
+        assert_int_equal(TESS_OK,
+                         tess_layout_part_pages(layout, s, TESS_ANY_FIRST, tokens, 16, &most));
+        assert_true(most >= pages);
+    }
+    free(slots);
+    free(places);
+}
+
 /* A layout for more tokens has the same slots. */
 static void check_longer(spec *x, const tess_layout *layout, int64_t blocks) {
     if (x->pattern.kind == TESS_PATTERN_BLOCKS) return;
@@ -298,14 +349,17 @@ static int dropped; /* how many heads need not keep every block */
 
 static void check_slots(spec *x, tess_layout *layout, uint64_t *seed) {
     const int64_t tokens = x->layout.max_tokens, block = block_size(x),
-                  blocks = (tokens + block - 1) / block;
+                  blocks = (tokens + block - 1) / block,
+                  first = test_between(seed, 0, tokens / block);
+    check_part(x, layout, first, (uint32_t)(blocks - first));
     for (int32_t g = 0; g < x->layout.n_kv_heads; g++) {
         check_places(x, layout, g);
         check_ring(x, layout, g);
-        dropped += tess_kv_slots_taken(layout, g, blocks) < blocks;
+        dropped += tess_kv_slots_taken(layout, g, 0, blocks) < blocks;
         if (x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL) continue;
         look(x, g);
-        for (int round = 0; round < 3; round++) play(x, layout, g, seed);
+        if (first < blocks) play(x, layout, g, first, seed);
+        for (int round = 0; round < 3; round++) play(x, layout, g, 0, seed);
     }
     check_tables(x, layout, (uint32_t)blocks);
     check_pages(x, layout);

@@ -7,6 +7,7 @@
 #include "fixtures/h200.h"
 #include "fixtures/planner.h"
 
+#include "paging.h"
 #include "prepare.h"
 #include "step.h"
 
@@ -30,8 +31,8 @@ typedef struct instance {
     tess_step_plan *words;
     /* a step and its lengths, of exactly the bytes that it may have */
     uint32_t batch, *step;
-    int32_t *cu_rows, *kv_lens, *q_first;
-    bool given_first;
+    int32_t *cu_rows, *kv_lens, *q_first, *kv_first;
+    bool given_first, parts;
 } instance;
 
 #define FAIL(c, ...)                                                                               \
@@ -60,7 +61,7 @@ static tess_split_model cheap_model(uint32_t block, uint32_t workers) {
 /* The plan's tables, and an empty step. The layout, limits, split and model are given. */
 static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, bool from_end) {
     const tess_sequence longest = {.q_len = (int32_t)larger(1, c->limits.q_len),
-                                   .kv_len = (int32_t)c->limits.kv_len};
+                                   .kv_len = (int32_t)c->limits.positions};
     tess_step_plan words;
     assert_int_equal(
         TESS_OK, tess_jobs_create(&c->jobs, runtime, c->layout, &longest, 1, tile_rows, pack_rows));
@@ -83,6 +84,11 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
     words.copy_to = words.ends_at + words.n_groups;
     words.copy_words = tables_end;
     words.id = 77;
+    if (c->pools.compact) {
+        words.slot_blocks = c->pools.n_blocks;
+        words.phases = c->pools.n_phases;
+        words.phases_wrap = c->layout->pattern.kind == TESS_PATTERN_S2;
+    }
     c->words = (tess_step_plan *)(c->tables + plan_at);
     memcpy(c->words, &words, sizeof words);
     tess_step_runs(&c->jobs, &words, (tess_step_run *)(c->tables + runs_at),
@@ -93,6 +99,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
     c->cu_rows = exact(words.batch + 1, 4);
     c->kv_lens = exact(words.batch, 4);
     c->q_first = exact(words.batch, 4);
+    c->kv_first = exact(words.batch, 4);
 }
 
 static void instance_free(instance *c) {
@@ -100,7 +107,7 @@ static void instance_free(instance *c) {
     tess_pools_release(&c->pools, runtime);
     tess_layout_release(c->layout);
     spec_free(&c->x);
-    void *const memory[] = {c->tables, c->step, c->cu_rows, c->kv_lens, c->q_first};
+    void *const memory[] = {c->tables, c->step, c->cu_rows, c->kv_lens, c->q_first, c->kv_first};
     for (size_t n = 0; n < sizeof memory / sizeof *memory; n++) free(memory[n]);
 }
 
@@ -120,6 +127,8 @@ static void instance_random(instance *c, uint64_t *seed) {
     c->limits.batch = test_between(seed, 0, MOST_BATCH);
     c->limits.q_len = test_between(seed, 0, test_between(seed, 0, 1) ? 40 : 4);
     c->limits.kv_len = test_between(seed, 0, c->layout->max_tokens);
+    c->parts = test_between(seed, 0, 2) == 0;
+    c->limits.positions = c->parts ? c->layout->max_tokens : c->limits.kv_len;
     c->limits.rows = test_between(seed, 0, 1)
                          ? c->limits.batch * c->limits.q_len
                          : test_between(seed, 0, c->limits.batch * c->limits.q_len);
@@ -128,9 +137,10 @@ static void instance_random(instance *c, uint64_t *seed) {
                            (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 4 : 80));
     c->partial_bytes = (uint64_t)test_between(seed, 0, 200000);
     c->pools.compact = c->layout->kv_efficient && test_between(seed, 0, 3);
+    const tess_part_starts starts = {.any = c->parts};
     if (c->pools.compact)
-        assert_int_equal(TESS_OK,
-                         tess_pools_create(&c->pools, runtime, c->layout, c->limits.kv_len));
+        assert_int_equal(
+            TESS_OK, tess_pools_create(&c->pools, runtime, c->layout, c->limits.kv_len, &starts));
     const uint32_t tile_rows = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     instance_plan(c, tile_rows, (uint32_t)test_between(seed, 0, 20),
                   !c->invariant && test_between(seed, 0, 1));
@@ -149,14 +159,17 @@ static void random_lengths(instance *c, uint64_t *seed) {
         c->cu_rows[s + 1] = c->cu_rows[s] + (int32_t)q_len;
         c->kv_lens[s] = (int32_t)test_between(
             seed, test_between(seed, 0, 3) ? c->limits.kv_len / 2 : 0, c->limits.kv_len);
-        c->q_first[s] = (int32_t)test_between(seed, 0, c->limits.kv_len);
+        c->q_first[s] = (int32_t)test_between(seed, 0, c->limits.positions);
+        c->kv_first[s] = (int32_t)(test_between(seed, 0, c->limits.positions - c->kv_lens[s]) /
+                                   c->layout->pattern.block * c->layout->pattern.block);
     }
 }
 
 static const tess_step_head *prepare(instance *c) {
     c->args.items = c->batch;
-    c->args.flags = c->given_first ? TESS_ARGS_FIRST : 0;
-    tess_prepare_on_host(&c->args, c->tables, c->cu_rows, c->kv_lens, c->q_first, c->step);
+    c->args.flags = (c->given_first ? TESS_ARGS_FIRST : 0) | (c->parts ? TESS_ARGS_PARTS : 0);
+    tess_prepare_on_host(&c->args, c->tables, c->cu_rows, c->kv_lens, c->q_first, c->kv_first,
+                         c->step);
     return (const tess_step_head *)c->step;
 }
 
@@ -235,19 +248,26 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
     tess_sequence sequences[MOST_BATCH + 1];
     const tess_sequence *own = (const tess_sequence *)(c->step + c->words->sequences_at);
     memset(sequences, 0, sizeof sequences);
+    uint32_t first_block[MOST_BATCH + 1];
     for (uint32_t s = 0; s < c->batch; s++) {
+        const int32_t first = c->parts ? c->kv_first[s] : 0, end = first + c->kv_lens[s],
+                      q_len = c->cu_rows[s + 1] - c->cu_rows[s];
+        first_block[s] = (uint32_t)(first / c->layout->pattern.block);
         sequences[s] = (tess_sequence){
             .q_start = c->cu_rows[s],
-            .q_len = c->cu_rows[s + 1] - c->cu_rows[s],
-            .kv_len = c->kv_lens[s],
-            .q_first = c->given_first ? c->q_first[s]
-                                      : c->kv_lens[s] - (c->cu_rows[s + 1] - c->cu_rows[s]),
-            .kv_batch = s};
+            .kv_start = c->pools.compact ? tess_pools_kv_start(&c->pools, c->layout, first_block[s])
+                                         : -first,
+            .q_len = q_len,
+            .kv_len = end,
+            .q_first = c->given_first ? c->q_first[s] : end - q_len,
+            .kv_batch = s,
+            .flags = TESS_SEQUENCE_FIRST(first_block[s])};
         assert_memory_equal(&sequences[s], &own[s], sizeof *own);
     }
     tess_jobs *jobs = &c->jobs;
     jobs->sequences = sequences;
     jobs->n_sequences = c->batch;
+    jobs->first_block = c->parts ? first_block : NULL;
     jobs->split = (tess_split){.max_parts = c->words->max_parts,
                                .length = head->length,
                                .short_length = c->words->short_length,
@@ -283,7 +303,7 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
 /* Given equal lengths, the step and the planner make the same set of jobs. */
 static void test_same_jobs(void **state) {
     (void)state;
-    uint64_t seed = 20, split = 0, fixed = 0, chosen = 0, jobs = 0, grouped = 0;
+    uint64_t seed = 20, split = 0, fixed = 0, chosen = 0, jobs = 0, grouped = 0, parts = 0;
     for (int n = 0; n < 3000; n++) {
         instance c;
         instance_random(&c, &seed);
@@ -303,12 +323,14 @@ static void test_same_jobs(void **state) {
             chosen += head->length != 0;
             jobs += head->n_jobs;
             grouped += c.words->n_groups > 1 && head->n_jobs > 0;
+            parts += c.parts && head->n_jobs > 0;
         }
         assert_memory_equal(c.step + c.words->copy_to, c.tables, c.words->copy_words * 4);
         instance_free(&c);
     }
     /* or else the test has not met what it is about */
-    assert_true(split > 500 && fixed > 50 && chosen > 100 && jobs > 50000 && grouped > 40);
+    assert_true(split > 500 && fixed > 50 && chosen > 100 && jobs > 50000 && grouped > 40 &&
+                parts > 1000);
 }
 
 /* ------------------------------------------------------------------ room */
@@ -352,7 +374,7 @@ static void test_room(void **state) {
         c.batch = (uint32_t)test_between(&seed, 1, 2);
         c.limits.batch = c.batch;
         c.limits.q_len = test_between(&seed, 1, 7);
-        c.limits.kv_len = test_between(&seed, 4, 9);
+        c.limits.kv_len = c.limits.positions = test_between(&seed, 4, 9);
         const bool all = test_between(&seed, 0, 1);
         c.limits.rows = all ? c.limits.batch * c.limits.q_len
                             : test_between(&seed, 1, c.limits.batch * c.limits.q_len);
@@ -412,8 +434,13 @@ static void test_hostile_lengths(void **state) {
         for (uint32_t s = 0; s < c.batch; s++) {
             c.kv_lens[s] = hostile(&seed, c.limits.kv_len);
             if (c.kv_lens[s] < 0 || c.kv_lens[s] > c.limits.kv_len) legal = false;
-            c.q_first[s] = hostile(&seed, c.limits.kv_len);
-            if (c.given_first && (c.q_first[s] < 0 || c.q_first[s] > c.limits.kv_len))
+            c.q_first[s] = hostile(&seed, c.limits.positions);
+            if (c.given_first && (c.q_first[s] < 0 || c.q_first[s] > c.limits.positions))
+                legal = false;
+            c.kv_first[s] = hostile(&seed, c.limits.positions);
+            const int64_t keys = larger(0, smaller(c.kv_lens[s], c.limits.kv_len));
+            if (c.parts && (c.kv_first[s] < 0 || c.kv_first[s] > c.limits.positions - keys ||
+                            c.kv_first[s] % c.layout->pattern.block))
                 legal = false;
         }
         const tess_step_head *head = prepare(&c);
@@ -422,8 +449,11 @@ static void test_hostile_lengths(void **state) {
         int64_t end = 0;
         for (uint32_t s = 0; s < c.batch; s++) {
             assert_true(own[s].q_start >= end && own[s].q_len >= 0 &&
-                        own[s].q_len <= c.limits.q_len && own[s].kv_len >= 0 &&
-                        own[s].kv_len <= c.limits.kv_len);
+                        own[s].q_len <= c.limits.q_len);
+            const int64_t first =
+                (int64_t)TESS_SEQUENCE_FIRST_BLOCK(own[s].flags) * c.layout->pattern.block;
+            assert_true(own[s].kv_len >= first && own[s].kv_len - first <= c.limits.kv_len &&
+                        own[s].kv_len <= c.limits.positions && (c.parts || first == 0));
             end = own[s].q_start + own[s].q_len;
         }
         assert_true(end <= c.limits.rows);
@@ -496,7 +526,7 @@ static void rule_instance(instance *c, int64_t batch, int64_t kv_len) {
     const tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_DENSE, .block = BLOCK};
     memset(c, 0, sizeof *c);
     c->layout = make_layout(runtime, &p, 1, 1, kv_len);
-    c->limits = (tess_step_limits){batch, 1, kv_len, batch};
+    c->limits = (tess_step_limits){batch, 1, kv_len, batch, kv_len};
     c->partial_bytes = 24 << 20;
     c->model = h200;
     instance_plan(c, 16, 16, true);
@@ -543,7 +573,36 @@ static void test_rule(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------ device values that are trusted
+ */
+
+/* Of a plan with TESS_PLAN_TRUST_DEVICE kernels get bounds that every page id and column is below,
+ * and no order to clamp lengths. */
+static void test_trusted(void **state) {
+    (void)state;
+    const tess_tables tables = {.struct_size = sizeof tables};
+    tess_launch l = {.struct_size = sizeof l,
+                     .tables = &tables,
+                     .group = 1,
+                     .n_heads = 1,
+                     .head_dim = 8,
+                     .page = 16,
+                     .pages = 9};
+    l.tensor[TESS_ROLE_BLOCK_TABLE].stride_batch = 5;
+    for (l.trusted = 0; l.trusted < 2; l.trusted++) {
+        tess_args args;
+        tess_paging_args append;
+        tess_portable_forward_args(&l, 0, 1, 1, &args);
+        tess_paging_fill(&l, 0, 1, 1, &append);
+        assert_int_equal(l.trusted ? UINT32_MAX : 9, args.pages);
+        assert_int_equal(l.trusted ? UINT32_MAX : 9, append.pages);
+        assert_int_equal(l.trusted ? UINT32_MAX : 5, append.columns);
+        tess_prepare_args(&l, 1, &args);
+        assert_int_equal(l.trusted ? TESS_ARGS_TRUST : 0, args.flags & TESS_ARGS_TRUST);
+    }
+}
+
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_same_jobs), TEST(test_room),
-                             TEST(test_hostile_lengths), TEST(test_rule));
+                             TEST(test_hostile_lengths), TEST(test_rule), TEST(test_trusted));
 }

@@ -82,11 +82,12 @@ TESS_APPEND_KERNEL {
         args.sequence_rows != 0u ? row - low * args.sequence_rows : row - TESS_OF_SEQUENCE(Q_START);
     const int kv_len = TESS_INT(TESS_OF_SEQUENCE(KV_LEN));
     const int position = TESS_INT(TESS_OF_SEQUENCE(Q_FIRST) + r);
-    const bool is_key = present && r < TESS_OF_SEQUENCE(Q_LEN) && position >= 0 &&
-                        position < kv_len &&
-                        (TESS_OF_SEQUENCE(FLAGS) & TESS_SEQUENCE_NO_APPEND) == 0u;
-    const uint t = is_key ? TESS_UINT(position) : 0u;
-    const uint block = t / args.block, last_block = TESS_UINT(kv_len - 1) / args.block;
+    const uint flags = TESS_OF_SEQUENCE(FLAGS), first_block = TESS_SEQUENCE_FIRST_BLOCK(flags);
+    const bool is_own = present && r < TESS_OF_SEQUENCE(Q_LEN) && position >= 0 &&
+                        position < kv_len && (flags & TESS_SEQUENCE_NO_APPEND) == 0u;
+    const uint t = is_own ? TESS_UINT(position) : 0u, block = t / args.block,
+               last_block = TESS_UINT(kv_len - 1) / args.block - first_block; /* from that one on */
+    const bool is_key = is_own && block >= first_block;
 
     const tess_offset batch = TESS_OFFSET(TESS_OF_SEQUENCE(BATCH)),
                       kv_batch = TESS_OFFSET(TESS_OF_SEQUENCE(KV_BATCH)),
@@ -108,9 +109,9 @@ TESS_APPEND_KERNEL {
         bool keep = true;
         if ((args.flags & TESS_PAGING_COMPACT) != 0u) {
             const uint kv_head = args.kv_heads_at + g * TESS_KV_HEAD_WORDS;
-            const uint slot =
-                args.slots_at +
-                (TESS_WORD(kv_head + TESS_WORD_KV_HEAD_SLOTS_OFFSET) + block) * TESS_SLOT_WORDS;
+            const uint slot = args.slots_at + (TESS_WORD(kv_head + TESS_WORD_KV_HEAD_SLOTS_OFFSET) +
+                                               TESS_OF_SEQUENCE(KV_START) + block) *
+                                                  TESS_SLOT_WORDS;
             /* Otherwise a later block has the place, and its rows may be of this launch. */
             keep = TESS_WORD(kv_head + TESS_WORD_KV_HEAD_STORAGE) == args.storage &&
                    TESS_WORD(slot + TESS_WORD_SLOT_NEXT) > last_block;

@@ -57,6 +57,7 @@ TESS_FUNCTION uint tess_add_shared(uint *to, uint x) {
 #define TESS_CU_ROWS(n)          (cu_rows[n])
 #define TESS_KV_LENS(n)          (kv_lens_in[n])
 #define TESS_Q_FIRST(n)          (q_first_in[n])
+#define TESS_KV_FIRST(n)         (kv_first_in[n])
 #define TESS_STEP                , uint *step
 #define TESS_STEP_OF_KERNEL      , step
 #define TESS_STORE_STEP(at, x)   (step[at] = (x))
@@ -64,6 +65,6 @@ TESS_FUNCTION uint tess_add_shared(uint *to, uint x) {
 #define TESS_PREPARE_KERNEL                                                                   \
     void tess_prepare_group(const tess_args *arguments, uint number, const uint *tables,      \
                             const int *cu_rows, const int *kv_lens_in, const int *q_first_in, \
-                            uint *step)
+                            const int *kv_first_in, uint *step)
 
 #endif /* TESS_DIALECT_C_H */

@@ -172,7 +172,9 @@ TESS_FUNCTION tess_place tess_find_place(uint t, uint job TESS_PAGES) {
     if ((TESS_FLAGS & TESS_ARGS_COMPACT) != 0u) {
         const uint own = args.kv_heads_at + TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_HEAD)) /
                                                 args.group * TESS_KV_HEAD_WORDS,
-                   j = t / args.block, slot = TESS_WORD(own + TESS_WORD_KV_HEAD_SLOTS_OFFSET) + j;
+                   j = t / args.block, /* modulo 2^32, as below */
+            slot = TESS_WORD(own + TESS_WORD_KV_HEAD_SLOTS_OFFSET) +
+                   TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_START) + j;
         place.token =
             TESS_WORD(args.slots_at + slot * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT) * args.block +
             (t - j * args.block);

@@ -121,14 +121,21 @@
         place = found_##place;                                                                     \
     }
 
+/* Where the keys of sequence `s` begin, of which there are so many. */
+#define TESS_FIRST_KEY(s, keys)                                               \
+    ((args.flags & TESS_ARGS_PARTS) != 0u                                     \
+         ? tess_first_key(TESS_KV_FIRST(s), keys, grid TESS_TABLES_OF_KERNEL) \
+         : 0)
+
 /* Tile `t` of those at hand, of the sequence at `place`. */
 #define TESS_TILE_AT(tile, place, t)                                                              \
     const uint tile##_before = place > 0u ? tile_end[place - 1u] : 0u;                            \
     const tess_cut tile##_cut =                                                                   \
         tess_find_cut(q_lens[place], firsts[place], numbers[place],                               \
                       tile_end[place] - tile##_before, packs[place], grid TESS_TABLES_OF_KERNEL); \
+    const int tile##_first_key = TESS_FIRST_KEY(first + place, kv_lens[place]);                   \
     const tess_step_tile tile =                                                                   \
-        tess_find_step_tile(tile##_cut, (t)-tile##_before, kv_lens[place], grid)
+        tess_find_step_tile(tile##_cut, (t)-tile##_before, tile##_first_key, kv_lens[place], grid)
 
 /* `end`: where the room for the storage group's jobs does. */
 TESS_FUNCTION void tess_write_job(uint n, uint end, uint sequence, uint job, tess_unit unit,
@@ -169,13 +176,13 @@ TESS_FUNCTION void tess_clear_item(bool merge TESS_TABLES TESS_STEP) {
 
 /* Sequences are addressed by their place in the batch. Those without rows are in the table too, and
  * no job names them. */
-TESS_FUNCTION void tess_write_sequence(uint n, uint row, int q_len, int q_first, int kv_len,
-                                       uint flags TESS_TABLES TESS_STEP) {
+TESS_FUNCTION void tess_write_sequence(uint n, uint row, int q_len, int q_first, int kv_start,
+                                       int kv_len, uint flags TESS_TABLES TESS_STEP) {
     const uint at = TESS_PLAN(SEQUENCES_AT) + n * TESS_SEQUENCE_WORDS;
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_START, row);
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_START + 1u, 0u);
-    TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_START, 0u);
-    TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_START + 1u, 0u);
+    TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_START, TESS_UINT(kv_start));
+    TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_START + 1u, kv_start < 0 ? 0xffffffffu : 0u);
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_BATCH, 0u);
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_LEN, TESS_UINT(q_len));
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_LEN, TESS_UINT(kv_len));

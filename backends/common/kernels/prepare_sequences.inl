@@ -3,29 +3,39 @@
  * In prepare.inl: reads the lengths of TESS_PREPARE_THREADS sequences from number `first` on, one
  * for each thread, cuts their rows into tiles, and counts these in tile_end. Whatever the lengths
  * are, rows of sequences do not overlap, and all stay within the plan's capacities: a bound that
- * falls counts as the largest one before it.
+ * falls counts as the largest one before it. Trusted lengths are taken as they are.
  */
 const uint s = first + thread;
-const bool present = s < batch;
+const bool present = s < batch, trusted = (args.flags & TESS_ARGS_TRUST) != 0u;
 const int rows = TESS_INT(TESS_PLAN(ROWS)), most_q = TESS_INT(TESS_PLAN(Q_LEN)),
-          most_kv = TESS_INT(TESS_PLAN(KV_LEN));
+          most_kv = TESS_INT(TESS_PLAN(KV_LEN)), most_position = TESS_INT(TESS_PLAN(POSITIONS));
 const int raw_end = !present      ? 0
                     : first == 0u ? early_end
                                   : TESS_CU_ROWS(s + 1u),
           raw_kv = !present      ? 0
                    : first == 0u ? early_kv
                                  : TESS_KV_LENS(s);
-const int kv_len = tess_clamp(raw_kv, 0, most_kv);
-row_end[thread] = TESS_UINT(tess_clamp(raw_end, 0, rows));
-TESS_SCAN(row_end, tess_larger);
-const uint row_first = tess_larger(rows_before, thread > 0u ? row_end[thread - 1u] : 0u),
-           row_stop = tess_larger(rows_before, row_end[thread]);
-const int q_len = present ? tess_clamp(TESS_INT(row_stop - row_first), 0, most_q) : 0;
+const int keys = trusted ? raw_kv : tess_clamp(raw_kv, 0, most_kv),
+          first_key = present ? TESS_FIRST_KEY(s, keys) : 0, kv_len = first_key + keys;
+uint row_first = 0u;
+int q_len = 0;
+if (trusted) {
+    row_first = present ? TESS_UINT(TESS_CU_ROWS(s)) : 0u;
+    q_len = present ? raw_end - TESS_INT(row_first) : 0;
+} else {
+    row_end[thread] = TESS_UINT(tess_clamp(raw_end, 0, rows));
+    TESS_SCAN(row_end, tess_larger);
+    row_first = tess_larger(rows_before, thread > 0u ? row_end[thread - 1u] : 0u);
+    const uint row_stop = tess_larger(rows_before, row_end[thread]);
+    q_len = present ? tess_clamp(TESS_INT(row_stop - row_first), 0, most_q) : 0;
+}
 q_lens[thread] = q_len;
-kv_lens[thread] = kv_len;
+kv_lens[thread] = keys;
 const bool has_first = present && (args.flags & TESS_ARGS_FIRST) != 0u;
 const int raw_first = has_first ? TESS_Q_FIRST(s) : 0,
-          q_first = has_first ? tess_clamp(raw_first, 0, most_kv) : kv_len - q_len;
+          q_first = !has_first ? kv_len - q_len
+                    : trusted  ? raw_first
+                               : tess_clamp(raw_first, 0, most_position);
 firsts[thread] = q_first;
 tile_end[thread] = 0u;
 if (present) {
@@ -37,22 +47,37 @@ if (present) {
 if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
     shared_blocks =
         tess_sum(shared_blocks,
-                 tess_product(tess_divide_up(TESS_UINT(kv_len), grid.block), TESS_PLAN(KV_HEADS)));
+                 tess_product(tess_divide_up(TESS_UINT(keys), grid.block), TESS_PLAN(KV_HEADS)));
 if (present && phase == first_phase && group == 0u) {
-    const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;
-    const bool moved = has_first && raw_first != q_first;
-    const uint clamped = (raw_kv != kv_len ? 1u : 0u) + (moved ? 1u : 0u) +
-                         (raw_end != TESS_INT(row_first) + q_len ? 1u : 0u) +
-                         (before < 0 || before > rows ? 1u : 0u);
-    if (clamped != 0u) TESS_ADD_SHARED(sums[TESS_SUM_CLAMPED], clamped);
-    /* Rows of other numbers than were meant have no places to go to. */
-    const bool right = raw_kv == kv_len && raw_end == TESS_INT(row_first) + q_len &&
-                       TESS_CU_ROWS(s) == TESS_INT(row_first) && !moved;
-    if (s >= own_first && s < own_end)
+    bool right = true;
+    if (!trusted) {
+        const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;
+        const bool moved = has_first && raw_first != q_first,
+                   moved_keys =
+                       (args.flags & TESS_ARGS_PARTS) != 0u && TESS_KV_FIRST(s) != first_key;
+        const uint clamped = (raw_kv != keys ? 1u : 0u) + (moved ? 1u : 0u) +
+                             (moved_keys ? 1u : 0u) +
+                             (raw_end != TESS_INT(row_first) + q_len ? 1u : 0u) +
+                             (before < 0 || before > rows ? 1u : 0u);
+        if (clamped != 0u) TESS_ADD_SHARED(sums[TESS_SUM_CLAMPED], clamped);
+        /* Rows of other numbers than were meant have no places to go to. */
+        right = raw_kv == keys && raw_end == TESS_INT(row_first) + q_len &&
+                TESS_CU_ROWS(s) == TESS_INT(row_first) && !moved && !moved_keys;
+    }
+    if (s >= own_first && s < own_end) {
+        const uint first_block =
+            first_key == 0 ? 0u : TESS_UINT(tess_divide_int(first_key, grid.block));
         tess_write_sequence(
-            s, row_first, q_len, q_first, kv_len,
-            right ? 0u : TESS_SEQUENCE_NO_APPEND TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+            s, row_first, q_len, q_first,
+            first_key == 0 ? 0 : tess_kv_start(first_key, first_block TESS_TABLES_OF_KERNEL),
+            kv_len,
+            TESS_SEQUENCE_FIRST(first_block) |
+                (right ? 0u : TESS_SEQUENCE_NO_APPEND)TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+    }
 }
 TESS_SCAN(tile_end, tess_sum);
-rows_before = tess_larger(rows_before, row_end[TESS_PREPARE_THREADS - 1u]);
+if (!trusted)
+    rows_before = tess_larger(rows_before, row_end[TESS_PREPARE_THREADS - 1u]);
+else if (batch != 0u)
+    rows_before = TESS_UINT(TESS_CU_ROWS(tess_min(batch, first + TESS_PREPARE_THREADS)));
 if (phase == first_phase) all_rows = rows_before;

@@ -117,6 +117,24 @@ TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first, tess_grid grid TESS_T
 
 /* ------------------------------------------------------------------ keys */
 
+/* Where the keys of a sequence begin, of which there are so many: `given` to the nearest legal
+ * multiple of a block below, unless it is trusted. */
+TESS_FUNCTION int tess_first_key(int given, int keys, tess_grid grid TESS_TABLES) {
+    if ((args.flags & TESS_ARGS_TRUST) != 0u) return given;
+    const int legal = tess_clamp(given, 0, TESS_INT(TESS_PLAN(POSITIONS)) - keys);
+    return tess_divide_int(legal, grid.block) * TESS_INT(grid.block.by);
+}
+
+/* tess_sequence.kv_start: in place or in pages, token 0 is before the first key in memory; by slot,
+ * the list of the part's phase follows those of the phases before. */
+TESS_FUNCTION int tess_kv_start(int first_key, uint first_block TESS_TABLES) {
+    const uint phases = TESS_PLAN(PHASES);
+    if (phases == 0u) return -first_key;
+    const uint phase =
+        TESS_PLAN(PHASES_WRAP) != 0u ? first_block % phases : tess_min(first_block, phases - 1u);
+    return TESS_INT(phase * TESS_PLAN(SLOT_BLOCKS)) - TESS_INT(first_block);
+}
+
 /* How many blocks so many tokens take. */
 TESS_FUNCTION int tess_blocks_of(int tokens, tess_grid grid) {
     return TESS_INT(tess_divide_up(TESS_UINT(tokens), grid.block));
@@ -144,66 +162,77 @@ TESS_FUNCTION tess_key_class tess_find_class(uint n, uint entries TESS_TABLES) {
     return cls;
 }
 
+/* The key blocks that a sequence has, and where its keys end. */
+TESS_STRUCT(tess_span) { int first, end, kv_len; };
+
 /* The interval of the blocks [start, end), less those that the sequence does not have: rows may lie
- * past its last key. */
-TESS_FUNCTION tess_keys tess_interval(int start, int end, int kv_blocks, int head, int tail) {
+ * past its last key, and keys may be a part of its own. */
+TESS_FUNCTION tess_keys tess_interval(int start, int end, tess_span span, int head, int tail) {
     tess_keys keys;
-    const int to = end < kv_blocks ? end : kv_blocks, blocks = to > start ? to - start : 0;
+    const int from = start > span.first ? start : span.first, to = end < span.end ? end : span.end,
+              blocks = to > from ? to - from : 0;
     tail = tess_clamp(tail - (end - to), 0, blocks);
     keys.left_offset = keys.left_count = keys.right_offset = 0u;
-    keys.start = blocks > 0 ? TESS_UINT(start) : 0u;
+    keys.start = blocks > 0 ? TESS_UINT(from) : 0u;
     keys.blocks = TESS_UINT(blocks);
     keys.mask_tail = TESS_UINT(tail);
-    keys.mask_head = TESS_UINT(tess_clamp(head, 0, blocks - tail));
+    keys.mask_head = TESS_UINT(tess_clamp(head - (from - start), 0, blocks - tail));
     return keys;
+}
+
+/* How many entries of a strided list are below block `end`. */
+TESS_FUNCTION uint tess_listed_below(int end, tess_key_class cls) {
+    /* the list's first block */
+    const uint listed = cls.shift == 0u ? 0u : cls.stride - cls.shift, before = TESS_UINT(end);
+    return before > listed ? (before - listed - 1u) / cls.stride + 1u : 0u;
 }
 
 /* The first local blocks are those of the first row, at position `first`; the last one is the last
  * row's. */
-TESS_FUNCTION tess_keys tess_local_keys(int first, int last, int kv_len, tess_key_class cls,
+TESS_FUNCTION tess_keys tess_local_keys(int first, int last, tess_span span, tess_key_class cls,
                                         tess_grid grid) {
     const int i_first = tess_divide_int(first, grid.block),
-              i_last = tess_divide_int(last, grid.block), kv_blocks = tess_blocks_of(kv_len, grid);
+              i_last = tess_divide_int(last, grid.block);
     const bool strided = (cls.flags & TESS_CLASS_LOCAL) != 0u;
     int start = 0, head = 0;
-    uint listed_before = 0u; /* entries before the interval */
+    uint skipped = 0u, listed_before = 0u; /* entries before the part and before the interval */
     /* A tile that begins with the last row of a block sees that block whole. */
     int tail =
         i_last + 1 - i_first - (first + 1 == (i_first + 1) * TESS_INT(grid.block.by) ? 1 : 0);
-    if (first >= kv_len - 1) tail = 0;
+    if (first >= span.kv_len - 1) tail = 0;
     if (strided) {
-        /* the list's first block */
-        const uint listed = cls.shift == 0u ? 0u : cls.stride - cls.shift;
         const int near_blocks = TESS_INT(cls.near_blocks);
         start = i_first < near_blocks ? 0 : i_first - near_blocks + 1;
         head = i_last - near_blocks + 1 - start;
-        const uint before = TESS_UINT(start < kv_blocks ? start : kv_blocks);
-        if (before > listed) listed_before = (before - listed - 1u) / cls.stride + 1u;
+        listed_before = tess_listed_below(start < span.end ? start : span.end, cls);
+        if (span.first > 0)
+            skipped = tess_listed_below(start < span.first ? start : span.first, cls);
     }
-    tess_keys keys = tess_interval(start, i_last + 1, kv_blocks, head, tail);
-    keys.left_offset = cls.entries;
-    keys.left_count = listed_before;
+    tess_keys keys = tess_interval(start, i_last + 1, span, head, tail);
+    keys.left_offset = cls.entries + skipped;
+    keys.left_count = listed_before - skipped;
     return keys;
 }
 
-TESS_FUNCTION tess_keys tess_window_keys(int first, int last, int kv_len, tess_key_class cls,
+TESS_FUNCTION tess_keys tess_window_keys(int first, int last, tess_span span, tess_key_class cls,
                                          tess_grid grid) {
-    const int left = TESS_INT(cls.left), sink_blocks = tess_blocks_of(TESS_INT(cls.sinks), grid),
-              kv_blocks = tess_blocks_of(kv_len, grid);
+    const int left = TESS_INT(cls.left), sink_blocks = tess_blocks_of(TESS_INT(cls.sinks), grid);
     const bool bounded = left != TESS_INT_MAX;
     const int low = bounded && first > left ? first - left : 0,
               start = tess_divide_int(low, grid.block),
-              high = last < kv_len - 1 ? last : kv_len - 1,
+              high = last < span.kv_len - 1 ? last : span.kv_len - 1,
               end = tess_divide_position(high, grid.block) + 1;
     const int seen = bounded ? last - left : 0; /* the last row sees nothing before this */
     const int head = seen <= 0 ? 0 : tess_divide_int(seen - 1, grid.block) + 1 - start,
-              tail = first >= kv_len - 1 ? 0 : end - tess_divide_int(first + 1, grid.block),
-              listed = sink_blocks < kv_blocks ? sink_blocks : kv_blocks;
+              tail = first >= span.kv_len - 1 ? 0 : end - tess_divide_int(first + 1, grid.block),
+              listed = sink_blocks < span.end ? sink_blocks : span.end,
+              skipped = span.first < listed ? span.first : listed;
     /* Where the window lies behind the last key, only sinks are seen. */
     const bool some = high >= low;
-    tess_keys keys = tess_interval(some ? start : 0, some ? end : 0, kv_blocks, head, tail);
-    keys.left_offset = keys.right_offset = cls.entries;
-    keys.left_count = TESS_UINT(some ? tess_clamp(listed, 0, start) : listed);
+    tess_keys keys = tess_interval(some ? start : 0, some ? end : 0, span, head, tail);
+    keys.left_offset = keys.right_offset = cls.entries + TESS_UINT(skipped);
+    const int before = some && start < listed ? start : listed;
+    keys.left_count = before > skipped ? TESS_UINT(before - skipped) : 0u;
     return keys;
 }
 
@@ -245,7 +274,7 @@ TESS_STRUCT(tess_step_tile) {
     int first, last; /* positions */
     uint row, rows;
     uint q_len; /* of the sequence, and what follows too */
-    int kv_len;
+    tess_span span;
     uint heads; /* query heads of a job at most */
 };
 
@@ -293,7 +322,8 @@ TESS_FUNCTION uint tess_short_begin(uint part, uint length) {
 }
 
 /* The n-th tile of a sequence, counted from the last one, since that reads most. */
-TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int kv_len, tess_grid grid) {
+TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int first_key, int keys,
+                                                 tess_grid grid) {
     tess_step_tile tile;
     const int cell = TESS_INT(grid.cell.by), rows = TESS_INT(grid.tile.by),
               number = cut.first + TESS_INT(cut.tiles - 1u - n),
@@ -306,7 +336,9 @@ TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int kv_le
     tile.row = TESS_UINT(tile.first - cut.begin);
     tile.rows = TESS_UINT(tile.last - tile.first) + 1u;
     tile.q_len = TESS_UINT(cut.end - cut.begin);
-    tile.kv_len = kv_len;
+    tile.span.first = first_key == 0 ? 0 : tess_divide_int(first_key, grid.block);
+    tile.span.kv_len = first_key + keys;
+    tile.span.end = tess_blocks_of(tile.span.kv_len, grid);
     tile.heads = cut.heads;
     return tile;
 }
@@ -347,9 +379,9 @@ TESS_FUNCTION tess_unit tess_find_unit(tess_unit unit, tess_step_tile tile, uint
     const tess_key_class cls = tess_find_class(
         number_of_class, TESS_WORD(run + TESS_WORD_RUN_ENTRIES) TESS_TABLES_OF_KERNEL);
     if ((cls.flags & TESS_CLASS_WINDOW) != 0u)
-        unit.keys = tess_window_keys(tile.first, tile.last, tile.kv_len, cls, grid);
+        unit.keys = tess_window_keys(tile.first, tile.last, tile.span, cls, grid);
     else
-        unit.keys = tess_local_keys(tile.first, tile.last, tile.kv_len, cls, grid);
+        unit.keys = tess_local_keys(tile.first, tile.last, tile.span, cls, grid);
     unit.blocks = unit.keys.left_count + unit.keys.blocks;
     const uint max_parts = TESS_PLAN(MAX_PARTS);
     unit.parts = unit.grows != 0u  ? tess_short_parts_of(unit.blocks, unit.part_blocks)

@@ -133,15 +133,17 @@ TESS_FUNCTION uint tess_lane_across(uint x, uint bits) {
 #define TESS_CU_ROWS(n)                  (cu_rows[n])
 #define TESS_KV_LENS(n)                  (kv_lens_in[n])
 #define TESS_Q_FIRST(n)                  (q_first_in[n])
+#define TESS_KV_FIRST(n)                 (kv_first_in[n])
 #define TESS_STEP                        , uint *__restrict__ step
 #define TESS_STEP_OF_KERNEL              , step
 #define TESS_STORE_STEP(at, x)           (step[at] = (x))
 #define TESS_HIGH_PRODUCT(a, b)          ((uint)((unsigned long long)(a) * (b) >> 32))
 #define TESS_STORE_STEP4(at, a, b, c, d) (*(tess_uint4 *)(step + (at)) = tess_uint4{a, b, c, d})
-#define TESS_PREPARE_KERNEL                                                  \
-    extern "C" __global__ TESS_PREPARE_BOUNDS void tess_prepare(             \
-        const int *__restrict__ cu_rows, const int *__restrict__ kv_lens_in, \
-        uint *__restrict__ step, const int *__restrict__ q_first_in,         \
-        const uint *__restrict__ tables, const tess_args args)
+#define TESS_PREPARE_KERNEL                                                   \
+    extern "C" __global__ TESS_PREPARE_BOUNDS void tess_prepare(              \
+        const int *__restrict__ cu_rows, const int *__restrict__ kv_lens_in,  \
+        uint *__restrict__ step, const int *__restrict__ q_first_in,          \
+        const int *__restrict__ kv_first_in, const uint *__restrict__ tables, \
+        const tess_args args)
 
 #endif /* TESS_STEP_CUDA_H */

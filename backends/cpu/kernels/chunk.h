@@ -83,7 +83,7 @@ static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const te
                        .k_scale_page = (uint64_t)k_scale->stride_batch * scale_size,
                        .v_scale_page = (uint64_t)v_scale->stride_batch * scale_size,
                        .page = l->page,
-                       .pages = l->pages,
+                       .pages = l->trusted ? INT64_MAX : l->pages,
                        .kv_start = s->kv_start};
     if (l->compact) {
         const tess_kv_head *own = &l->tables->kv_heads[head];
@@ -109,7 +109,7 @@ static inline int32_t cpu_keys_find(const cpu_keys *keys, int64_t block, int64_t
     uint64_t at = (uint64_t)t, page = 0;
     if (keys->slots) {
         const int64_t j = t / block, inside = t - j * block;
-        at = (uint64_t)((int64_t)keys->slots[j].slot * block + inside);
+        at = (uint64_t)((int64_t)keys->slots[keys->kv_start + j].slot * block + inside);
         if (count > block - inside) count = (int32_t)(block - inside);
     }
     if (keys->table) {

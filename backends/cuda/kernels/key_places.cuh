@@ -37,7 +37,8 @@ struct key_places {
             const uint32_t *words = tables + c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS;
             kv_head = words[TESS_WORD_KV_HEAD_POOL_HEAD];
             slots = tables + c->slots_at +
-                    (uint64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] * TESS_SLOT_WORDS;
+                    ((int64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] + j->kv_start) *
+                        (int64_t)TESS_SLOT_WORDS;
         }
         table = 0;
         if (c->flags & TESS_ARGS_PAGED)

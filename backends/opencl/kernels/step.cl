@@ -13,11 +13,13 @@
 #define TESS_CU_ROWS(n)          (cu_rows[args.q_at + (n)])
 #define TESS_KV_LENS(n)          (kv_lens_in[args.k_at + (n)])
 #define TESS_Q_FIRST(n)          (q_first_in[args.v_at + (n)])
+#define TESS_KV_FIRST(n)         (kv_first_in[args.lse_at + (n)])
 #define TESS_STORE_STEP(at, x)   (step[args.o_at + (at)] = (x))
 #define TESS_HIGH_PRODUCT(a, b)  mul_hi((uint)(a), (uint)(b))
 #define TESS_PREPARE_KERNEL                                                                       \
     __kernel __attribute__((reqd_work_group_size(TESS_PREPARE_THREADS, 1, 1))) void tess_prepare( \
         const __global int *cu_rows, const __global int *kv_lens_in, __global uint *step,         \
-        const __global int *q_first_in, const __global uint *tables, const tess_args args)
+        const __global int *q_first_in, const __global int *kv_first_in,                          \
+        const __global uint *tables, const tess_args args)
 
 #include "prepare.inl"

@@ -41,10 +41,11 @@
 #define TESS_BIND_POOL_V_SCALE 9
 
 /* Those of the kernel that prepares steps, in the order of tess_prepare_tensors. */
-#define TESS_BIND_CU_ROWS 3
-#define TESS_BIND_KV_LENS 4
-#define TESS_BIND_STEP    5
-#define TESS_BIND_Q_FIRST 6
+#define TESS_BIND_CU_ROWS  3
+#define TESS_BIND_KV_LENS  4
+#define TESS_BIND_STEP     5
+#define TESS_BIND_Q_FIRST  6
+#define TESS_BIND_KV_FIRST 7
 
 /* Bindings in all, and those of them that are storage buffers. */
 #define TESS_BINDINGS        11

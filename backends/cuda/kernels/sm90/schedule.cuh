@@ -119,7 +119,8 @@ __device__ __forceinline__ void describe_places(tile_info *t, const job_words &j
                    *words = tables + c->kv_heads_at + (uint32_t)t->kv_head * TESS_KV_HEAD_WORDS;
     t->kv_head = words[TESS_WORD_KV_HEAD_POOL_HEAD];
     t->slots =
-        tables + c->slots_at + (uint64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] * TESS_SLOT_WORDS;
+        tables + c->slots_at +
+        ((int64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] + j.kv_start) * (int64_t)TESS_SLOT_WORDS;
 }
 
 /* Describes the tile of a job. Only the lane that `writes` stores it. */
