@@ -51,7 +51,7 @@ enum { CPU_PARALLEL_JOBS = 64 };
 
 typedef struct cpu_device {
     const tess_host *host;
-    void *pool; /* pthreadpool_t, NULL in a build without it */
+    cpu_pool *pool;
     uint32_t threads;
     pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
 } cpu_device;
