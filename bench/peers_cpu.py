@@ -18,6 +18,7 @@ compared with its, and may be 1 % longer.
 
 --decode times one new token instead (peers_cpu_decode.py), for which NumPy is enough;
 --backward gradients (peers_cpu_backward.py), with the five products' 10 * head_dim FLOPs a pair.
+The exit status is 1 if a bar is missed.
 """
 import argparse
 import math
@@ -181,6 +182,7 @@ def main():
         print(f"    saving {saving:.2f} of ideally {ideal:.2f}")
         bars.report(f"{dtype}: saving / ideal saving", saving / ideal, 0.9)
     write_json(options.json, bars.rows)
+    sys.exit(1 if bars.missed else 0)
 
 
 if __name__ == "__main__":

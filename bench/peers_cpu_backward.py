@@ -27,6 +27,7 @@ def run(options, cores):
         if options.s2_tokens:
             saving(bars, tessera, dtype, options)
     write_json(options.json, bars.rows)
+    return 1 if bars.missed else 0
 
 
 def beside_torch(bars, tessera, dtype, options, threads):

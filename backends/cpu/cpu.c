@@ -36,12 +36,10 @@ static tess_status tess_cpu_open(const tess_host *host, uint32_t index, const vo
     d->host = host;
     d->threads = TESS_CPU_PTHREADPOOL && host->cpu_threads ? host->cpu_threads : 1;
     d->pid = getpid();
-    d->pool = tess_cpu_pool_create(d->threads);
+    d->pool = tess_cpu_pool_create(host, d->threads);
     if (!d->pool) {
-        const uint32_t threads = d->threads;
         host->free(host, d, sizeof *d);
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
-                          "pthreadpool_create: no pool of %u threads", threads);
+        return TESS_ERROR_OUT_OF_MEMORY;
     }
     *device = d;
     return TESS_OK;

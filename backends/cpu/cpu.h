@@ -51,10 +51,17 @@ enum { CPU_PARALLEL_JOBS = 64 };
 
 typedef struct cpu_device {
     const tess_host *host;
-    void *pool; /* pthreadpool_t, NULL in a build without it */
+    cpu_pool *pool;
     uint32_t threads;
     pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
 } cpu_device;
+
+/* Workers of a launch of n_jobs jobs, at `rate` FLOPs a nanosecond: `threads`, or fewer. */
+uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
+                          uint32_t threads);
+
+/* Workers that a plan splits keys for, if a job has so many rows: 1 to CPU_PARALLEL_JOBS. */
+uint32_t tess_cpu_split_workers(const tess_kernel_key *key, uint64_t rows, uint32_t rate);
 
 tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                             tess_kernel_info *info, tess_kernel *kernel);

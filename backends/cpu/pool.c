@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_getcpu, affinities of threads */
+#endif
 #include "pool.h"
+
+#include "object.h"
 
 #if TESS_CPU_PTHREADPOOL
 #include <pthread.h>
 #include <pthreadpool.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 /* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed
  * over. */
@@ -43,48 +50,143 @@ static int threads_start(uint32_t threads) {
     return n == threads;
 }
 
-/* The caller of a launch is one of its threads. */
-void *tess_cpu_pool_create(uint32_t threads) {
-    return threads_start(threads - 1) ? pthreadpool_create(threads) : NULL;
+/* A thread of the pool. */
+typedef struct member {
+    pthread_t thread;
+    atomic_int cpu; /* where its last share ran */
+    int away;       /* the CPU that it is kept away from, or -1 */
+} member;
+
+struct cpu_pool {
+    const tess_host *host;
+    size_t bytes;
+    pthreadpool_t pool;
+    pthread_mutex_t launching;
+    pthread_t creator;
+    uint32_t threads; /* the one that launches among them */
+    atomic_uint joined, n_members;
+    member member[];
+};
+
+/* Makes a thread known. It has to wait for the others, since one that does not may take the share
+ * of another one. */
+static void join(void *of, size_t worker) {
+    cpu_pool *pool = of;
+    (void)worker;
+    if (!pthread_equal(pthread_self(), pool->creator)) {
+        member *m = &pool->member[atomic_fetch_add(&pool->n_members, 1)];
+        m->thread = pthread_self();
+        atomic_init(&m->cpu, -1);
+        m->away = -1;
+    }
+    atomic_fetch_add(&pool->joined, 1);
+    while (atomic_load(&pool->joined) < pool->threads) sched_yield();
 }
-void tess_cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
+
+cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads) {
+    const size_t bytes = sizeof(cpu_pool) + threads * sizeof(member);
+    cpu_pool *pool = tess_object(host, bytes, "the thread pool");
+    if (!pool) return NULL;
+    pool->host = host;
+    pool->bytes = bytes;
+    pool->creator = pthread_self();
+    pool->threads = threads;
+    pthread_mutex_init(&pool->launching, NULL);
+    if (threads_start(threads - 1)) pool->pool = pthreadpool_create(threads);
+    if (!pool->pool) {
+        tess_cpu_pool_destroy(pool);
+        host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "pthreadpool_create: no pool of %u threads",
+                   threads);
+        return NULL;
+    }
+    HAND_OVER(pool);
+    if (threads > 1)
+        pthreadpool_parallelize_1d(pool->pool, join, pool, threads, PTHREADPOOL_FLAG_YIELD_WORKERS);
+    TAKE_OVER(pool);
+    return pool;
+}
+
+void tess_cpu_pool_destroy(cpu_pool *pool) {
+    if (pool->pool) pthreadpool_destroy(pool->pool);
+    pthread_mutex_destroy(&pool->launching);
+    pool->host->free(pool->host, pool, pool->bytes);
+}
+
 const char *tess_cpu_pool_name(void) { return "pthreadpool"; }
+
+#ifdef __linux__
+static int own_cpu(void) { return sched_getcpu(); }
+
+/*
+ * Keeps a thread that last ran on the caller's CPU away from it. The scheduler of a virtual machine
+ * may take an idle CPU for a busy one, since the host has it back. It then wakes a thread on the
+ * CPU of the one that it is to work beside, launch after launch. Other CPUs stay allowed as they
+ * were, and once a thread is kept away, that follows the caller from CPU to CPU.
+ */
+static void keep_away(member *m, int cpu) {
+    cpu_set_t allowed;
+    if (cpu < 0 || m->away == cpu) return;
+    if (m->away < 0 && atomic_load_explicit(&m->cpu, memory_order_relaxed) != cpu) return;
+    if (pthread_getaffinity_np(m->thread, sizeof allowed, &allowed) != 0) return;
+    if (m->away >= 0) CPU_SET(m->away, &allowed);
+    CPU_CLR(cpu, &allowed);
+    if (CPU_COUNT(&allowed) == 0) return;
+    if (pthread_setaffinity_np(m->thread, sizeof allowed, &allowed) == 0) m->away = cpu;
+}
+#else
+static int own_cpu(void) { return -1; }
+static void keep_away(member *m, int cpu) { (void)m, (void)cpu; }
+#endif
 
 typedef struct shares {
     cpu_share_fn share;
     void *context;
+    cpu_pool *pool;
 } shares;
 
 static void do_share(void *of, size_t worker) {
     const shares *s = of;
     TAKE_OVER(of);
+    const uint32_t n_members = atomic_load_explicit(&s->pool->n_members, memory_order_relaxed);
+    for (uint32_t n = 0; n < n_members; n++)
+        if (pthread_equal(s->pool->member[n].thread, pthread_self()))
+            atomic_store_explicit(&s->pool->member[n].cpu, own_cpu(), memory_order_relaxed);
     s->share(s->context, (uint32_t)worker);
     HAND_OVER(of);
 }
 
-static void spread(void *pool, cpu_share_fn share, void *context, uint32_t workers) {
-    shares s = {share, context};
+static void spread(cpu_pool *pool, cpu_share_fn share, void *context, uint32_t workers) {
+    shares s = {share, context, pool};
+    pthread_mutex_lock(&pool->launching);
+    const int cpu = own_cpu();
+    const uint32_t n_members = atomic_load_explicit(&pool->n_members, memory_order_relaxed);
+    for (uint32_t n = 0; n < n_members; n++) keep_away(&pool->member[n], cpu);
     HAND_OVER(&s);
-    pthreadpool_parallelize_1d(pool, do_share, &s, workers, PTHREADPOOL_FLAG_YIELD_WORKERS);
+    pthreadpool_parallelize_1d(pool->pool, do_share, &s, workers, PTHREADPOOL_FLAG_YIELD_WORKERS);
     TAKE_OVER(&s);
+    pthread_mutex_unlock(&pool->launching);
 }
 #else
-/* One thread: the caller's. Any pointer that is not NULL stands for the pool. */
-void *tess_cpu_pool_create(uint32_t threads) {
-    static char one;
+/* One thread: the caller's. */
+struct cpu_pool {
+    const tess_host *host;
+};
+cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads) {
     (void)threads;
-    return &one;
+    cpu_pool *pool = tess_object(host, sizeof *pool, "the thread pool");
+    if (pool) pool->host = host;
+    return pool;
 }
-void tess_cpu_pool_destroy(void *pool) { (void)pool; }
+void tess_cpu_pool_destroy(cpu_pool *pool) { pool->host->free(pool->host, pool, sizeof *pool); }
 const char *tess_cpu_pool_name(void) { return "one thread (built without pthreadpool)"; }
 
-static void spread(void *pool, cpu_share_fn share, void *context, uint32_t workers) {
+static void spread(cpu_pool *pool, cpu_share_fn share, void *context, uint32_t workers) {
     (void)pool;
     for (uint32_t n = 0; n < workers; n++) share(context, n);
 }
 #endif
 
-void tess_cpu_pool_run(void *pool, cpu_share_fn share, void *context, uint32_t workers) {
+void tess_cpu_pool_run(cpu_pool *pool, cpu_share_fn share, void *context, uint32_t workers) {
     if (workers <= 1)
         share(context, 0);
     else

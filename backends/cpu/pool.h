@@ -13,14 +13,17 @@ typedef void (*cpu_share_fn)(void *context, uint32_t worker);
 
 enum { TESS_CPU_MAX_THREADS = 1024 };
 
-/* A pool of `threads` threads, the one that launches among them. NULL if it cannot be made. */
-void *tess_cpu_pool_create(uint32_t threads);
-void tess_cpu_pool_destroy(void *pool);
+typedef struct cpu_pool cpu_pool;
+
+/* A pool of `threads` threads, the one that launches among them. NULL, and the host has the
+ * message, if memory or threads are short. */
+cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads);
+void tess_cpu_pool_destroy(cpu_pool *pool);
 const char *tess_cpu_pool_name(void);
 
 /* Calls `share` once for each of `workers` workers, this thread among those that call it, and
  * returns when all are done. Launches of several threads queue; one for a single worker runs on its
  * caller alone, and does not. */
-void tess_cpu_pool_run(void *pool, cpu_share_fn share, void *context, uint32_t workers);
+void tess_cpu_pool_run(cpu_pool *pool, cpu_share_fn share, void *context, uint32_t workers);
 
 #endif

@@ -149,8 +149,8 @@ static uint64_t present(uint64_t first, uint64_t count, uint64_t end) {
 }
 
 /* Workers for so many things to do, one at a time. */
-static uint32_t at_most(uint64_t things, const cpu_device *d) {
-    return things < d->threads ? (uint32_t)things : d->threads;
+static uint32_t at_most(uint64_t things, uint32_t threads) {
+    return things < threads ? (uint32_t)things : threads;
 }
 
 /* How many jobs may take turns: as many as leave the threads about equal work. */
@@ -180,8 +180,8 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
  * waking the pool does, at the speed of the second-level cache or of the products. A launch that
  * looks as small has few jobs, so each of them is counted.
  */
-static uint32_t workers_for(const cpu_device *d, const tess_launch *launch, const cpu_row *row,
-                            uint64_t n_jobs) {
+uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
+                          uint32_t threads) {
     enum { WORTH_NS = 10000, JOB_NS = 300, BYTES_PER_NS = 40 };
     double ns = (double)n_jobs * JOB_NS;
     for (uint64_t n = 0; n < n_jobs && ns < WORTH_NS; n++) {
@@ -189,9 +189,9 @@ static uint32_t workers_for(const cpu_device *d, const tess_launch *launch, cons
         const double elements = (double)tess_key_blocks(job) * launch->block * launch->head_dim,
                      flop = 4.0 * (double)job->rows * job->heads * elements,
                      bytes = 2.0 * cpu_element_size(launch->kv_dtype) * elements;
-        ns += flop / row->rate + bytes / BYTES_PER_NS;
+        ns += flop / rate + bytes / BYTES_PER_NS;
     }
-    return ns < WORTH_NS ? 1 : at_most(n_jobs, d);
+    return ns < WORTH_NS ? 1 : at_most(n_jobs, threads);
 }
 
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
@@ -204,7 +204,7 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     }
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     if (n_jobs) {
-        const uint32_t workers = workers_for(d, launch, w->row, n_jobs);
+        const uint32_t workers = tess_cpu_workers(launch, w->row->rate, n_jobs, d->threads);
         w->at_once = jobs_at_once(n_jobs, workers);
         tess_cpu_pool_run(d->pool, do_jobs, w, workers);
     }
@@ -214,11 +214,11 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     if (merges_are_few(launch, n_merges))
         do_merges(w, 0);
     else
-        tess_cpu_pool_run(d->pool, do_merges, w, at_most(n_merges, d));
+        tess_cpu_pool_run(d->pool, do_merges, w, at_most(n_merges, d->threads));
 }
 
 static void run_stage(const cpu_device *d, const tess_launch *launch, work *w) {
-    const uint32_t workers = at_most(launch->n_jobs, d);
+    const uint32_t workers = at_most(launch->n_jobs, d->threads);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     w->takes_turns = launch->stage == TESS_STAGE_COLUMNS && workers > 1 &&
                      launch->tensor[TESS_ROLE_D_Q].buffer.kind != TESS_BUFFER_NONE;
@@ -242,7 +242,7 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
         run_stage(d, launch, &w);
     } else if (w.row->item) {
         const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
-        tess_cpu_pool_run(d->pool, do_items, &w, at_most(shares, d));
+        tess_cpu_pool_run(d->pool, do_items, &w, at_most(shares, d->threads));
     } else
         run_attention(d, launch, &w);
     if (launch->seconds) *launch->seconds = seconds() - start;

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "kernels/chunk.h"
+
 enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
 #define FORWARD_OF(name, enter, leave)                                                             \
@@ -91,20 +93,44 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
 
+/* What a job of so many rows takes beside its steps: packing Q, storing a part of O, merging it. */
+static uint32_t job_ns(const tess_kernel_key *key, uint64_t rows) {
+    return 2000 + (uint32_t)(rows * (uint64_t)key->head_dim * 7 / 8);
+}
+
+/*
+ * How many workers the whole work is split for: none gets less than WORTH_NS, or than ten times
+ * what a job takes beside its steps. A machine of two cores pays for every part and gains from few.
+ * The speed that is assumed is that of a core: its products, or what it reads.
+ */
+uint32_t tess_cpu_split_workers(const tess_kernel_key *key, uint64_t rows, uint32_t rate) {
+    enum { WORTH_NS = 50000, WORTH_JOBS = 10, BYTES_PER_NS = 25 };
+    if (key->kv_keys == 0) return CPU_PARALLEL_JOBS;
+    const double elements = (double)key->kv_keys * key->head_dim,
+                 flop = 4 * elements * (double)key->max_q_len * key->n_heads,
+                 bytes = 2 * elements * (double)(key->n_heads / key->group) *
+                         cpu_element_size(key->kv_dtype),
+                 product_ns = flop / rate, read_ns = bytes / BYTES_PER_NS;
+    double worth = (double)WORTH_JOBS * job_ns(key, rows);
+    if (worth < WORTH_NS) worth = WORTH_NS;
+    const double shares = (product_ns > read_ns ? product_ns : read_ns) / worth;
+    return shares < CPU_PARALLEL_JOBS ? (uint32_t)shares + 1 : CPU_PARALLEL_JOBS;
+}
+
 /* Nothing here may follow from the machine or the settings, so that results have the same bits with
  * any number of threads. */
 static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
     enum { STEP_KEYS = 64, FEW_ROWS_RATE = 120 }; /* tiles stand idle then */
     /* A job pays for the rows that it has. */
-    const uint64_t few =
-        key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
-    const uint64_t flop = 4 * (few < tile ? few : tile) * STEP_KEYS * (uint64_t)key->head_dim;
+    uint64_t rows = key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
+    if (rows > tile) rows = tile;
+    const uint64_t flop = 4 * rows * STEP_KEYS * (uint64_t)key->head_dim;
     const uint32_t rate =
-        few <= CPU_FEW_ROWS && row->rate > FEW_ROWS_RATE ? FEW_ROWS_RATE : row->rate;
-    return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
+        rows <= CPU_FEW_ROWS && row->rate > FEW_ROWS_RATE ? FEW_ROWS_RATE : row->rate;
+    return (tess_kernel_costs){.workers = tess_cpu_split_workers(key, rows, rate),
                                .step_keys = STEP_KEYS,
                                .step_ns = (uint32_t)(flop / rate) + 1,
-                               .job_ns = 2000,
+                               .job_ns = job_ns(key, rows),
                                .merge_ns = 3000,
                                .part_ns = 300,
                                .partial_bandwidth = 100000,

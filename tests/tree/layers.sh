@@ -64,13 +64,15 @@ bad=$(
   for folder in tests/*/; do
     folder=${folder%/}
     case $folder in
-      tests/unit | tests/opencl | tests/vulkan | tests/drivers | tests/driver_calls | tests/amd) ;;
+      tests/unit | tests/cpu | tests/opencl | tests/vulkan | tests/drivers) ;;
+      tests/driver_calls | tests/amd) ;;
       # Steps are compared with those of the kernel in C.
       tests/conformance) check "$folder/*" tests support bench backends/common ;;
       *) check "$folder/*" tests support bench ;;
     esac
   done
   check 'tests/unit/*' tests support core backends/common
+  check 'tests/cpu/*' tests support backends/cpu backends/common
   # Its stand-in for the loader needs the declarations, and runs a kernel on the host.
   check 'tests/opencl/*' tests support tests/drivers backends/opencl backends/common \
     backends/common/kernels

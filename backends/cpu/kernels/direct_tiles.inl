@@ -220,11 +220,17 @@ INLINE void key_codes(const task *t, int32_t key, int32_t at, float *out) {
     }
 }
 
+/* The row of a tile of V for word n of its keys, which matches the place of P's digits. */
+INLINE int32_t value_row(const uint32_t dtype, int32_t n) {
+    return VL == 16 && dtype == TESS_I8 ? n % 4 * 4 + n / 4 : n;
+}
+
 /* Interleaves a step of V of the two or four keys that share a word. The result is row `out` of
- * consecutive tiles. */
+ * consecutive tiles. `whole`: the rows do not end within the step. */
 INLINE void value_words(const task *t, const uint32_t dtype, const char *const *rows, int32_t d,
-                        float *out) {
-    const int32_t at = d * cpu_element_size(dtype), bytes = t->head_dim * cpu_element_size(dtype);
+                        const int whole, float *out) {
+    const int32_t at = d * cpu_element_size(dtype),
+                  bytes = whole ? at + 64 : t->head_dim * cpu_element_size(dtype);
     const int n_tiles = step_elements(dtype) / 16;
 #if VL == 16
     vf words[4];
@@ -263,6 +269,20 @@ INLINE void value_words(const task *t, const uint32_t dtype, const char *const *
         memcpy(word, pair, sizeof pair);
     }
 #endif
+}
+
+/* Interleaves a step of V of the keys of a tile from `first` on. */
+INLINE void stage_values(const task *t, const uint32_t dtype, int32_t first, int32_t d,
+                         const int whole, float *out) {
+    enum { AT_ONCE = 4 }; /* words whose keys are interleaved between two prefetches */
+    const int32_t of_word = tile_keys(dtype) / 16, lines = AT_ONCE * of_word;
+    const char *const *rows = t->located->v + first;
+    for (int32_t word = 0; word < 16; word += AT_ONCE) {
+        UNROLL
+        for (int32_t n = 0; n < AT_ONCE; n++, rows += of_word)
+            value_words(t, dtype, rows, d, whole, out + value_row(dtype, word + n) * 16);
+        direct_prefetch(t->turns, lines);
+    }
 }
 
 /* Prefetches ahead of the chunk whose lines are listed from `begin` on: half of one round of all
@@ -319,11 +339,6 @@ INLINE vi digits_of(vf x) {
     for (int i = 0; i < VL; i++) n[i] = x[i] == x[i] ? (int32_t)lrintf(x[i]) : 0;
     return (n + carry) ^ carry;
 #endif
-}
-
-/* The row of a tile of V for word n of its keys, which matches the place of P's digits. */
-INLINE int32_t value_row(const uint32_t dtype, int32_t n) {
-    return VL == 16 && dtype == TESS_I8 ? n % 4 * 4 + n / 4 : n;
 }
 
 /* Turns P of row r, which lies in the place of its scores, into digits in the rows of the tiles. */
@@ -588,18 +603,9 @@ INLINE void add_two(const task *t, const uint32_t dtype, const float *c, int32_t
 INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, int32_t count) {
     TILE_STATE;
     const int32_t elements = step_elements(dtype), of_tile = tile_keys(dtype),
-                  of_word = of_tile / 16, out_tiles = t->m.o_elements / 16;
+                  step_tiles = elements / 16, out_tiles = t->m.o_elements / 16;
     const int both = count > of_tile;
-    const int32_t ahead = (both ? 2 : 1) * of_tile * t->turns->row_lines / out_tiles;
     float *stage = value_stage(t), *c = results(t);
-    for (int32_t key = 0; key < (both ? 2 : 1) * of_tile; key += of_word) {
-        float *out = stage + (size_t)(key / of_tile * out_tiles) * TILE_WORDS +
-                     value_row(dtype, key % of_tile / of_word) * 16;
-        for (int32_t d = 0; d < t->head_dim; d += elements)
-            value_words(t, dtype, t->located->v + first + key, d,
-                        out + (size_t)(d / 16) * TILE_WORDS);
-        direct_prefetch(t->turns, of_word * t->turns->row_lines / 2);
-    }
     const float *weights = t->weights + (size_t)(first / of_tile) * TILE_WORDS;
     TILE_FENCE;
     TILE_LOAD(6, weights, 64);
@@ -612,7 +618,16 @@ INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, 
             TILE_DOT(to, by, from);       \
     } while (0)
     for (int32_t n = 0; n < out_tiles; n += 2) {
-        const float *v = stage + (size_t)n * TILE_WORDS;
+        const int32_t d = n * 16, whole = d + elements <= t->head_dim;
+        const float *v = stage + (size_t)(n % step_tiles) * TILE_WORDS;
+        for (int i = 0; i < 1 + both && n % step_tiles == 0; i++) {
+            float *to = stage + (size_t)(i * step_tiles) * TILE_WORDS;
+            if (whole)
+                stage_values(t, dtype, first + i * of_tile, d, 1, to);
+            else
+                stage_values(t, dtype, first + i * of_tile, d, 0, to);
+        }
+        TILE_FENCE;
         TILE_ZERO(0);
         TILE_ZERO(1);
         TILE_LOAD(2, v, 64);
@@ -620,7 +635,7 @@ INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, 
         TILE_LOAD(3, v + TILE_WORDS, 64);
         VALUE_DOT(1, 3, 6);
         if (both) {
-            v += (size_t)out_tiles * TILE_WORDS;
+            v += (size_t)step_tiles * TILE_WORDS;
             TILE_LOAD(4, v, 64);
             VALUE_DOT(0, 4, 7);
             TILE_LOAD(5, v + TILE_WORDS, 64);
@@ -630,7 +645,6 @@ INLINE void values_in_pairs(const task *t, const uint32_t dtype, int32_t first, 
         TILE_STORE(0, out, 64);
         TILE_STORE(1, out + TILE_WORDS, 64);
         TILE_FENCE;
-        direct_prefetch(t->turns, ahead);
         if (n > 0) add_two(t, dtype, c, n - 2);
     }
     add_two(t, dtype, c, out_tiles - 2);

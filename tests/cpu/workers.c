@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numbers that change nothing but the speed of the CPU backend: how many workers a launch wakes,
+ * and for how many a plan splits keys. */
+#include "common/testlib.h"
+
+#include "cpu.h"
+
+enum { DIM = 128, BLOCK = 64, RATE = 100, THREADS = 8 };
+
+/* A job of so many rows and key blocks, half of which lie in its interval. */
+static tess_job job_of(uint32_t rows, uint32_t blocks) {
+    tess_job job = {.rows = (uint16_t)rows, .heads = 1};
+    job.left_count = blocks / 4;
+    job.right_count = blocks / 2 - blocks / 4;
+    job.interval_blocks = blocks - blocks / 2;
+    return job;
+}
+
+static uint32_t workers_of(const tess_job *jobs, uint64_t first, uint64_t n, uint32_t kv_dtype) {
+    const tess_tables tables = {.jobs = jobs};
+    const tess_launch launch = {.tables = &tables,
+                                .first_job = first,
+                                .n_jobs = n,
+                                .head_dim = DIM,
+                                .block = BLOCK,
+                                .kv_dtype = kv_dtype};
+    return tess_cpu_workers(&launch, RATE, n, THREADS);
+}
+
+/* 1,024 keys of 128 elements: 1 row takes 5.2 us at 100 FLOPs a nanosecond. Reading K and V takes
+ * 26 us as f32, 6.6 us as codes. */
+static void test_small_launches_run_alone(void **state) {
+    (void)state;
+    tess_job jobs[4] = {job_of(1, 1), job_of(1, 1), job_of(1, 1), job_of(1, 16)};
+    assert_int_equal(workers_of(jobs, 0, 3, TESS_F32), 1);
+    /* The long job comes last, and counts. */
+    assert_int_equal(workers_of(jobs, 0, 4, TESS_F32), 4);
+    /* Only what is of the launch counts. */
+    assert_int_equal(workers_of(jobs, 1, 2, TESS_F32), 1);
+    assert_int_equal(workers_of(jobs, 2, 2, TESS_F32), 2);
+}
+
+static void test_rows_and_bytes_count(void **state) {
+    (void)state;
+    tess_job jobs[2] = {job_of(1, 4), job_of(1, 4)};
+    /* 2 x (0.3 + 1.3 + 1.6) us of codes, and 2 x (0.3 + 1.3 + 6.6) us of f32 */
+    assert_int_equal(workers_of(jobs, 0, 2, TESS_I8), 1);
+    assert_int_equal(workers_of(jobs, 0, 2, TESS_F32), 2);
+    jobs[1].rows = 4; /* 3.9 us more */
+    assert_int_equal(workers_of(jobs, 0, 2, TESS_I8), 2);
+    jobs[1].rows = 1;
+    jobs[1].heads = 4;
+    assert_int_equal(workers_of(jobs, 0, 2, TESS_I8), 2);
+}
+
+static void test_many_jobs_take_all_threads(void **state) {
+    (void)state;
+    tess_job jobs[40];
+    for (int n = 0; n < 40; n++) jobs[n] = job_of(1, 0);
+    assert_int_equal(workers_of(jobs, 0, 33, TESS_F32), 1); /* 300 ns each */
+    assert_int_equal(workers_of(jobs, 0, 34, TESS_F32), THREADS);
+    assert_int_equal(workers_of(jobs, 0, 0, TESS_F32), 1);
+}
+
+static tess_kernel_key key_of(int64_t q_len, int64_t keys, uint32_t heads, uint32_t group) {
+    return (tess_kernel_key){.head_dim = DIM,
+                             .max_q_len = q_len,
+                             .kv_keys = keys,
+                             .n_heads = heads,
+                             .group = group,
+                             .kv_dtype = TESS_F32};
+}
+
+static void test_plans_split_for_what_the_work_is_worth(void **state) {
+    (void)state;
+    /* One row of a head: 2 x 128 floats of a key take 41 ns to read. 50 us are worth a worker. */
+    tess_kernel_key key = key_of(1, 1200, 1, 1);
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 1);
+    key.kv_keys = 1300;
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 2);
+    key.kv_dtype = TESS_I8; /* 13.3 us */
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 1);
+    key.kv_dtype = TESS_F32;
+    key.n_heads = 8; /* of 8 kv heads, and of one */
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 9);
+    key.group = 8;
+    assert_int_equal(tess_cpu_split_workers(&key, 8, RATE), 2);
+    key.kv_keys = 1 << 20;
+    assert_int_equal(tess_cpu_split_workers(&key, 8, RATE), CPU_PARALLEL_JOBS);
+    /* Lengths that are not known, or must not matter. */
+    key.kv_keys = 0;
+    assert_int_equal(tess_cpu_split_workers(&key, 8, RATE), CPU_PARALLEL_JOBS);
+}
+
+/* 256 rows of 128 elements take 30 us beside their steps, so 307 us are worth a worker. */
+static void test_jobs_of_many_rows_are_split_less(void **state) {
+    (void)state;
+    tess_kernel_key key = key_of(256, 2048, 1, 1); /* 2.7 ms */
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 54);
+    assert_int_equal(tess_cpu_split_workers(&key, 256, RATE), 9);
+}
+
+int main(void) {
+    return RUN_TESTS(TEST(test_small_launches_run_alone), TEST(test_rows_and_bytes_count),
+                     TEST(test_many_jobs_take_all_threads),
+                     TEST(test_plans_split_for_what_the_work_is_worth),
+                     TEST(test_jobs_of_many_rows_are_split_less));
+}
