@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # waits.sh TREE NVCC PYTHON: kernels for sm_90 that the host launches before earlier ones have
-# ended. In their code, what those may still write is neither touched before the wait nor loaded as if it
-# were constant. Only the plan's tables are. Of the portable merge kernels these are words of 32
-# bits, and the waits of steps are left out: their tables come from a kernel and may have too few
+# ended. In their code, what those may still write is neither touched before the wait nor loaded as
+# if it were constant. Only the plan's tables are. Of the portable merge kernels these are words of
+# 32 bits, and the waits of steps are left out: their tables come from a kernel and may have too few
 # items for a workgroup.
 tree=$1
 nvcc=$2
