@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# waits.sh TREE NVCC: in the code of merge kernels and of the kernel for Ampere for sm_90, which the
-# host launches before earlier kernels have ended, what those may still write is neither touched
-# before the wait nor loaded as if it were constant. Only the plan's tables are, which are words of
-# 32 bits. The waits of steps of the first one are left out: their tables come from a kernel and may
-# have too few items for a workgroup.
+# waits.sh TREE NVCC PYTHON: kernels for sm_90 that the host launches before earlier ones have
+# ended. In their code, what those may still write is neither touched before the wait nor loaded as
+# if it were constant. Only the plan's tables are. Of the portable merge kernels these are words of
+# 32 bits, and the waits of steps are left out: their tables come from a kernel and may have too few
+# items for a workgroup.
 tree=$1
 nvcc=$2
+python=$3
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 common=$tree/backends/common
@@ -35,36 +36,26 @@ for dtype in "f32 float" "bf16 tess_bf16"; do
     }' "$scratch/merge.ptx" || exit 1
 done
 
-# The same of others, whose loads of tables are not told apart: none has more than a word before the
-# wait, and what follows it has `wide` ones.
-waits_before() { # FILE WIDE
-  "$nvcc" -O3 -I"$tree/include" -I"$common" -I"$common/kernels" -I"$tree/backends/cuda/kernels" \
-    -ptx -arch=sm_90 -o "$scratch/few.ptx" "$1" || exit 1
-  awk -v wide="$2" '
-    function check_entry() {
-      if (waits == 2 && loads) return
-      print waits + 0 " waits, " loads + 0 " loads"
-      wrong = 1
-    }
-    /\.entry/ {
-      if (entries++) check_entry()
-      waits = loads = 0
-    }
-    /griddepcontrol\.wait/ { waits++ }
-    /(ld|st|atom|red|cp\.async.*)\.global/ {
-      if (waits < 2 && !/ld\.global\.[bu](16|32)/) { print "before the wait: " $0; wrong = 1 }
-      if (/\.nc\./) { print "as if it were constant: " $0; wrong = 1 }
-      if (waits > 1 && $0 ~ wide) loads++
-    }
-    END {
-      check_entry()
-      exit wrong
-    }' "$scratch/few.ptx" || exit 1
+# The same of others, on every path through the code, with accesses told apart by the pointers that
+# they come from. Once for plans and once for steps, whose tables a kernel wrote.
+waits_before() { # FILE ARGUMENTS
+  for step in "0 0u" "1 0u | 1u"; do
+    {
+      printf '#%s\n' "include \"$2.h\"" 'undef TESS_ARGS_STEP' "define TESS_ARGS_STEP ${step#* }"
+      cat "$1"
+      printf 'extern "C" { __device__ unsigned tess_offset_tables = '
+      printf '__builtin_offsetof(tess_%s, tables); }\n' "$2"
+    } >"$scratch/traced.cu"
+    "$nvcc" -O3 -I"$tree/include" -I"$common" -I"$common/kernels" -I"$tree/backends/cuda/kernels" \
+      -ptx -arch=sm_90 -o "$scratch/traced.ptx" "$scratch/traced.cu" || exit 1
+    "$python" -B "$tree/tests/cuda/waits.py" "${step%% *}" "$scratch/traced.ptx" || exit 1
+  done
 }
-printf '#%s\n' 'include "decode_merge.cuh"' >"$scratch/few.cu"
-printf 'TESS_DECODE_MERGE(bf16)\n' >>"$scratch/few.cu"
-waits_before "$scratch/few.cu" 'ld[.]global[.]v4'
+printf '#%s\n' 'undef TESS_DECODE_INSTANCES' 'undef TESS_DECODE_CODED_INSTANCES' \
+  'define TESS_DECODE_INSTANCES(X) X(64, 16, 4)' 'define TESS_DECODE_CODED_INSTANCES(X)' \
+  'include "decode.cu"' >"$scratch/few.cu"
+waits_before "$scratch/few.cu" decode_args
 # One instance of the kernel for Ampere.
-printf '#%s\n' 'include "sm80_args.h"' 'undef TESS_SM80_INSTANCES' \
-  'define TESS_SM80_INSTANCES(X) X(64, 64, 1, 1)' 'include "sm80.cu"' >"$scratch/few.cu"
-waits_before "$scratch/few.cu" 'cp[.]async.*global'
+printf '#%s\n' 'undef TESS_SM80_INSTANCES' 'define TESS_SM80_INSTANCES(X) X(64, 64, 1, 1)' \
+  'include "sm80.cu"' >"$scratch/few.cu"
+waits_before "$scratch/few.cu" sm80_args

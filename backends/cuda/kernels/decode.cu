@@ -655,23 +655,21 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                ((unit ^ (row & 3) << 1) * 16);
     }
 
-    /* Stores O of a tile where it is combined. Of each 16 elements, a thread has 4 consecutive
-     * ones. */
-    __device__ __forceinline__ void store_coded(const float (&x)[O][4],
-                                                const float (&factor)[2]) const {
+    /* Stores a half of a tile's O where it is combined. Of each 16 elements, a thread has 4
+     * consecutive ones. */
+    __device__ __forceinline__ void store_coded(const float (&x)[O][4], int r, float factor) const {
 #pragma unroll
         for (int y = 0; y < O; y += 2)
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                store_unit(o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4),
-                           make_uint4(__float_as_uint(x[y][2 * r] * factor[r]),
-                                      __float_as_uint(x[y + 1][2 * r] * factor[r]),
-                                      __float_as_uint(x[y][2 * r + 1] * factor[r]),
-                                      __float_as_uint(x[y + 1][2 * r + 1] * factor[r])));
+            store_unit(o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4),
+                       make_uint4(__float_as_uint(x[y][2 * r] * factor),
+                                  __float_as_uint(x[y + 1][2 * r] * factor),
+                                  __float_as_uint(x[y][2 * r + 1] * factor),
+                                  __float_as_uint(x[y + 1][2 * r + 1] * factor)));
     }
 
     /* Combines the warps' results and writes O and LSE of the tile, or a partial. */
     __device__ __forceinline__ void epilogue() {
+        const int32_t all = m->job.rows * m->job.heads;
         state.reduce_sums();
 #pragma unroll
         for (int n = 0; n < 2 * TILES; n++)
@@ -689,18 +687,18 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                 factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
                 if constexpr (CODED) factor[r] *= coded.units.unit(t, r);
             }
-            if constexpr (CODED)
-                store_coded(o[t], factor);
-            else
 #pragma unroll
-                for (int y = 0; y < O; y++)
+            for (int r = 0; r < 2; r++) {
+                if (t * 16 + r * 8 >= all) continue; /* no such rows */
+                if constexpr (CODED)
+                    store_coded(o[t], r, factor[r]);
+                else
 #pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        const uint32_t to =
-                            o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) + lane % 2 * 8;
-                        store_word(to, __float_as_uint(o[t][y][2 * r] * factor[r]));
-                        store_word(to + 4, __float_as_uint(o[t][y][2 * r + 1] * factor[r]));
-                    }
+                    for (int y = 0; y < O; y++)
+                        store_pair(o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) +
+                                       lane % 2 * 8,
+                                   o[t][y][2 * r] * factor[r], o[t][y][2 * r + 1] * factor[r]);
+            }
             __syncthreads();
             store_rows(t * 16);
             if (t + 1 < TILES) __syncthreads();
