@@ -165,8 +165,11 @@ class Bench(Bars):
 
     def child(self, folder, kernel, problem, environment):
         """Milliseconds of the first plan of a new process, and what the library logged."""
-        own = {"TESSERA_CACHE_DIR": "t", "__GL_SHADER_DISK_CACHE_PATH": "gl", "CUDA_CACHE_PATH": "cu"}
-        own = {name: os.path.join(folder, place) for name, place in own.items()}
+        own = {
+            "TESSERA_CACHE_DIR": os.path.join(folder, "t"),
+            "__GL_SHADER_DISK_CACHE_PATH": os.path.join(folder, "gl"),
+            "CUDA_CACHE_PATH": os.path.join(folder, "cu"),
+        }
         for place in own.values():
             os.makedirs(place, 0o700, exist_ok=True)
         command = [sys.executable, __file__, "--library", self.options.library, "--child", kernel]
