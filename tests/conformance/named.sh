@@ -31,4 +31,5 @@ TESSERA_KERNEL=$4 "$conformance" --own --device "${4%%/*}:0" --backward --line "
 grep -q "skipped: $4 has no gradients" backward || fail "it does not say what is missing" backward
 TESSERA_KERNEL=${kernel}x "$conformance" --own --device "${kernel%%/*}:0" --line "$gradients" \
   >unknown 2>&1 && fail "a kernel that does not exist passes" unknown
-[ "$(ls | tr '\n' ' ')" = "backward list one thin unknown " ] || { echo "left behind: $(ls)"; exit 1; }
+[ "$(ls | tr '\n' ' ')" = "backward list one thin unknown " ] ||
+  { echo "left behind: $(ls)"; exit 1; }

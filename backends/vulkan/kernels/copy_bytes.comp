@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies all of one binding to the other, in groups of 16 bytes. A thread has TESS_COPY_EACH of them
- * in flight, and no branch between them: with a test of its own for each, the loads wait for each
- * other. */
+/* Copies all of one binding to the other, in groups of 16 bytes. A thread has TESS_COPY_EACH of
+ * them in flight, without a branch between the loads. */
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
