@@ -18,8 +18,10 @@ typedef struct axis {
     double low, high, from, to; /* data range, pixel range */
 } axis;
 
+/* To a tenth of a pixel: more digits would only make the page larger. */
 static double at(const axis *a, double v) {
-    return a->from + (log(v) - log(a->low)) / (log(a->high) - log(a->low)) * (a->to - a->from);
+    const double share = (log(v) - log(a->low)) / (log(a->high) - log(a->low));
+    return round(10 * (a->from + share * (a->to - a->from))) / 10;
 }
 
 static void text_at(FILE *f, double x, double y, const char *anchor, const char *class,
@@ -29,15 +31,33 @@ static void text_at(FILE *f, double x, double y, const char *anchor, const char 
     fputs("</text>\n", f);
 }
 
-static void line(FILE *f, double x1, double y1, double x2, double y2, const char *class) {
-    fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"/>\n", x1, y1, x2,
-            y2, class);
+/* Lines across the plot at the places of one axis are one path, between `begin` and `end` of it. */
+static void begin_grid(FILE *f) { fputs("<path class=\"grid\" d=\"", f); }
+static void across(FILE *f, const axis *ax, double y) {
+    fprintf(f, "M%.4g %.4gH%.4g", ax->from, y, ax->to);
+}
+static void along(FILE *f, const axis *ay, double x) {
+    fprintf(f, "M%.4g %.4gV%.4g", x, ay->from, ay->to);
+}
+static void end_grid(FILE *f) { fputs("\"/>\n", f); }
+
+/* Labels that are alike in all but place and text. */
+static void begin_labels(FILE *f, const char *anchor) {
+    fprintf(f, "<g class=\"t\" text-anchor=\"%s\">\n", anchor);
+}
+static void label_at(FILE *f, double x, double y, const char *text) {
+    fprintf(f, "<text x=\"%.4g\" y=\"%.4g\">%s</text>\n", x, y, text);
+}
+static void end_group(FILE *f) { fputs("</g>\n", f); }
+
+/* What belongs to one device: its colour counts for all of it. */
+static void begin_device(FILE *f, int column) {
+    fprintf(f, "<g class=\"k%d\">\n", column % PAGE_COLOURS);
 }
 
 /* Shape and colour both tell devices apart. The title shows when the pointer rests on the mark. */
 static void marker(FILE *f, int column, double x, double y, const char *title) {
-    fprintf(f, "<use href=\"#s%d\" class=\"m k%d\" x=\"%.1f\" y=\"%.1f\"", page_shape(column),
-            column % PAGE_COLOURS, x, y);
+    fprintf(f, "<use href=\"#s%d\" x=\"%.4g\" y=\"%.4g\"", page_shape(column), x, y);
     if (title) {
         fputs("><title>", f);
         write_html_escaped(f, title);
@@ -141,30 +161,54 @@ static void panel_axes(const matrix *m, group g, const quantity *q, axis *ax, ax
     ay->high = next_power(ay->high * 1.05, q->base);
 }
 
+static int is_on(const axis *ax, int64_t tokens) {
+    return (double)tokens >= ax->low && (double)tokens <= ax->high;
+}
+
 static void panel_frame(const matrix *m, group g, const quantity *q, const axis *ax, const axis *ay,
                         FILE *f) {
     char label[TEXT_SIZE];
     int steps = (int)lround(log(ay->high / ay->low) / log(q->base));
     const int skip = steps > 8 ? steps / 6 + 1 : 1;
-    for (int k = 0; k <= steps && k < 96; k++) {
+    if (steps > 95) steps = 95;
+    begin_grid(f);
+    for (int k = 0; k <= steps; k++) across(f, ax, at(ay, ay->low * pow(q->base, k)));
+    for (int i = g.first; i < g.first + g.n; i++)
+        if (is_on(ax, m->rows[i].shape->kv_len))
+            along(f, ay, at(ax, (double)m->rows[i].shape->kv_len));
+    end_grid(f);
+    begin_labels(f, "end");
+    for (int k = 0; k <= steps; k += skip) {
         const double v = ay->low * pow(q->base, k);
-        line(f, ax->from, at(ay, v), ax->to, at(ay, v), "grid");
-        if (k % skip == 0)
-            text_at(f, ax->from - 5, at(ay, v) + 4, "end", "t", q->text(label, sizeof label, v));
+        label_at(f, ax->from - 5, at(ay, v) + 4, q->text(label, sizeof label, v));
     }
+    end_group(f);
+    begin_labels(f, "middle");
+    for (int i = g.first; i < g.first + g.n; i++)
+        if (is_on(ax, m->rows[i].shape->kv_len))
+            label_at(f, at(ax, (double)m->rows[i].shape->kv_len), ay->from + 15,
+                     short_tokens(label, sizeof label, m->rows[i].shape->kv_len));
+    end_group(f);
+}
+
+/* Whether the quartiles lie further from the curve than its line is wide. */
+static int band_shows(const matrix *m, group g, int column, const quantity *q, const axis *ay) {
     for (int i = g.first; i < g.first + g.n; i++) {
-        const double v = (double)m->rows[i].shape->kv_len;
-        if (!(v >= ax->low) || !(v <= ax->high)) continue;
-        line(f, at(ax, v), ay->from, at(ax, v), ay->to, "grid");
-        text_at(f, at(ax, v), ay->from + 15, "middle", "t",
-                short_tokens(label, sizeof label, m->rows[i].shape->kv_len));
+        const matrix_cell *c = matrix_at(m, i, column);
+        double low, high;
+        if (!has_value(m, i, column, q)) continue;
+        q->band(c, &low, &high);
+        const double y = at(ay, q->value(c));
+        if (plausible(low) && fabs(at(ay, low) - y) > 1) return 1;
+        if (plausible(high) && fabs(at(ay, high) - y) > 1) return 1;
     }
+    return 0;
 }
 
 /* The quartiles as a polygon: there along the lower ones, back along the upper ones. */
 static void band(const matrix *m, group g, int column, const quantity *q, const axis *ax,
                  const axis *ay, FILE *f) {
-    fprintf(f, "<path class=\"band k%d\" d=\"", column % PAGE_COLOURS);
+    fputs("<path class=\"band\" d=\"", f);
     const char *letter = "M";
     for (int back = 0; back < 2; back++)
         for (int n = 0; n < g.n; n++) {
@@ -174,7 +218,7 @@ static void band(const matrix *m, group g, int column, const quantity *q, const 
             q->band(matrix_at(m, i, column), &low, &high);
             const double v = back ? high : low;
             const double y = at(ay, plausible(v) ? v : q->value(matrix_at(m, i, column)));
-            fprintf(f, "%s%.1f %.1f", letter, at(ax, (double)m->rows[i].shape->kv_len),
+            fprintf(f, "%s%.4g %.4g", letter, at(ax, (double)m->rows[i].shape->kv_len),
                     fmin(fmax(y, ay->to), ay->from));
             letter = "L";
         }
@@ -183,14 +227,13 @@ static void band(const matrix *m, group g, int column, const quantity *q, const 
 
 static void curve(const matrix *m, group g, int column, const quantity *q, int ideal,
                   const axis *ax, const axis *ay, FILE *f) {
-    fprintf(f, "<polyline class=\"%s k%d\" points=\"", ideal ? "ideal" : "line",
-            column % PAGE_COLOURS);
+    fprintf(f, "<polyline class=\"%s\" points=\"", ideal ? "ideal" : "line");
     for (int i = g.first; i < g.first + g.n; i++) {
         const matrix_cell *c = matrix_at(m, i, column);
         if (!has_value(m, i, column, q)) continue;
         const double v = ideal ? q->ideal(c) : q->value(c);
         if (plausible(v))
-            fprintf(f, "%.1f,%.1f ", at(ax, (double)m->rows[i].shape->kv_len), at(ay, v));
+            fprintf(f, "%.4g,%.4g ", at(ax, (double)m->rows[i].shape->kv_len), at(ay, v));
     }
     fputs("\"/>\n", f);
 }
@@ -202,8 +245,7 @@ static void ideal_mark(const matrix *m, group g, int column, const quantity *q, 
         if (!has_value(m, i, column, q) || !plausible(q->ideal(matrix_at(m, i, column)))) continue;
         const double x = at(ax, (double)m->rows[i].shape->kv_len),
                      y = at(ay, q->ideal(matrix_at(m, i, column)));
-        fprintf(f, "<path class=\"roof k%d\" d=\"M%.1f %.1fh18\"/>\n", column % PAGE_COLOURS, x - 9,
-                y);
+        fprintf(f, "<path class=\"roof\" d=\"M%.4g %.4gh18\"/>\n", x - 9, y);
     }
 }
 
@@ -231,17 +273,21 @@ static void panel(const matrix *m, group g, const quantity *q, FILE *f) {
         int points = 0;
         for (int i = g.first; i < g.first + g.n; i++) points += has_value(m, i, k, q);
         if (!points) continue;
-        if (points > 1) band(m, g, k, q, &ax, &ay, f);
+        begin_device(f, k);
+        if (points > 1 && band_shows(m, g, k, q, &ay)) band(m, g, k, q, &ax, &ay, f);
         if (q->ideal) curve(m, g, k, q, 1, &ax, &ay, f);
         if (q->ideal && points == 1) ideal_mark(m, g, k, q, &ax, &ay, f);
         curve(m, g, k, q, 0, &ax, &ay, f);
+        fputs("<g class=\"m\">\n", f);
         for (int i = g.first; i < g.first + g.n; i++) {
             if (!has_value(m, i, k, q)) continue;
             const double v = q->value(matrix_at(m, i, k));
-            snprintf(title, sizeof title, "%s: %s", m->columns[k].head,
+            snprintf(title, sizeof title, "%s: %s", m->columns[k].id,
                      q->text(value, sizeof value, v));
             marker(f, k, at(&ax, (double)m->rows[i].shape->kv_len), at(&ay, v), title);
         }
+        end_group(f);
+        end_group(f);
     }
     fputs("</svg></figure>\n", f);
 }
@@ -333,9 +379,13 @@ static void write_labels(roof_label *labels, int n, double top, double bottom, F
     }
     for (int i = 0; i < n; i++) {
         const roof_label *l = &labels[i];
-        fprintf(f, "<path class=\"lead k%d\" fill=\"none\" d=\"M%.1f %.1fL%.1f %.1f\"/>\n",
-                l->column % PAGE_COLOURS, l->x - 8, l->wanted, l->x + 6, l->y);
+        begin_device(f, l->column);
+        fprintf(f,
+                "<path class=\"lead\" fill=\"none\" d=\"M%.4g %.4gL%.4g %.4g\"/>\n<g class=\"m\">",
+                l->x - 8, l->wanted, l->x + 6, l->y);
         marker(f, l->column, l->x + 12, l->y, NULL);
+        end_group(f);
+        end_group(f);
         text_at(f, l->x + 22, l->y + 4, "start", "t", l->text);
     }
 }
@@ -383,32 +433,41 @@ int chart_roofline(const matrix *m, FILE *f) {
             WIDTH, HEIGHT);
     const int rises = (int)lround(log10(ay.high / ay.low)),
               runs = (int)lround(log10(ax.high / ax.low));
+    begin_grid(f);
+    for (int k = 0; k <= rises; k++) across(f, &ax, at(&ay, ay.low * pow(10, k)));
+    for (int k = 0; k <= runs; k++) along(f, &ay, at(&ax, ax.low * pow(10, k)));
+    end_grid(f);
+    begin_labels(f, "end");
     for (int k = 0; k <= rises; k++) {
         const double v = ay.low * pow(10, k);
-        line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
-        text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", text_rate(label, sizeof label, v, ""));
+        label_at(f, ax.from - 6, at(&ay, v) + 4, text_rate(label, sizeof label, v, ""));
     }
+    end_group(f);
+    begin_labels(f, "middle");
     for (int k = 0; k <= runs; k++) {
         const double v = ax.low * pow(10, k);
-        line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
         snprintf(label, sizeof label, "%.9g", v);
-        text_at(f, at(&ax, v), ay.from + 16, "middle", "t", label);
+        label_at(f, at(&ax, v), ay.from + 16, label);
     }
+    end_group(f);
     text_at(f, (ax.from + ax.to) / 2, ay.from + 34, "middle", "t",
             "useful FLOP per byte of Q, K, V and O");
     text_at(f, ax.from + 4, ay.to + 4, "start", "t halo", "useful FLOP/s");
     for (int k = 0; k < m->n_columns; k++)
         if (!same_roofs(m, k)) roofs(m, k, &ax, &ay, labels, &n_labels, f);
-    for (int i = 0; i < m->n_rows; i++)
-        for (int k = 0; k < m->n_columns; k++) {
+    for (int k = 0; k < m->n_columns; k++) {
+        fprintf(f, "<g class=\"m k%d\">\n", k % PAGE_COLOURS);
+        for (int i = 0; i < m->n_rows; i++) {
             const matrix_cell *c = matrix_at(m, i, k);
             if (!has_place(c)) continue;
-            snprintf(title, sizeof title, "%s: %s %s, %s", m->columns[k].head,
+            snprintf(title, sizeof title, "%s: %s %s, %s", m->columns[k].id,
                      matrix_kind_word(m->rows[i].kind), m->rows[i].name,
                      text_rate(label, sizeof label, c->of->flop_rate, "FLOP/s"));
             marker(f, k, at(&ax, c->of->flops / (double)c->of->bytes_min),
                    at(&ay, c->of->flop_rate), title);
         }
+        end_group(f);
+    }
     write_labels(labels, n_labels, ay.to + 6, ay.from, f);
     free(labels);
     fputs("</svg>\n</div>\n", f);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contestants are timed in rounds: each has one sample in every round, and another one begins the
- * next round. What else the machine does at some moment then meets all of them, and the ratio of
- * two medians is not that of a good second to a bad one.
+ * Contestants are timed in rounds: each has one sample in every round. What else the machine does
+ * at some moment then meets all of them, and the ratio of two medians is not that of a good second
+ * to a bad one. Every round has the same order: were it turned round, a sample would find its own
+ * keys in the last cache after itself and not after another, and the median would lie between both.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,10 +16,12 @@
 #include "sensors.h"
 
 enum { MIN_ROUNDS = 3, GOOD_ROUNDS = 7, MOST_RUNS = 64 };
-/* Clocks of GPUs rise while work goes on, for about a tenth of a second. */
 static const double GPU_WARM_UP = 0.1, CPU_WARM_UP = 0.03;
+/* A GPU that has rested raises its clock while work goes on, in steps of up to 0.2 s. It is warm
+ * when its clock is that near to the highest one, or has not risen for a while. */
+static const double AWAKE = 0.75, STEADY = 0.25, GPU_WARM_UP_MOST = 1.5, LOOK_EVERY = 0.02;
 /* No run just to warm up is worth that much. */
-static const double SLOW_RUN = 1.0;
+static const double SLOW_RUN = 1.0, SLOW_AGAIN = 0.3;
 /* Runs of a sample together take so long at least, where they are short. */
 static const double SAMPLE_SECONDS = 1e-3;
 /* A contest whose results are noisy may go on for so many times its time. */
@@ -45,21 +48,48 @@ static double sample(contestant *c) {
     return sum / c->at_once;
 }
 
-/* Runs all in turns until the device is warm. A run that takes longer than that has warmed it. */
-static void warm_up(contestant *const *all, int n, double seconds) {
-    const double start = clock_now();
-    for (int round = 0; round == 0 || clock_now() - start < seconds; round++) {
+/* How fast a GPU is while it warms up: its clock, or where that cannot be read, rounds a second. */
+typedef struct pace {
+    double looked, rose, fastest;
+} pace;
+
+static int is_warm(pace *p, const bench_device *d, double round_seconds) {
+    const double now = clock_now();
+    if (now - p->looked < LOOK_EVERY) return 0;
+    p->looked = now;
+    const double clock = sensors_read(d).clock_hz, rate = isnan(clock) ? 1 / round_seconds : clock;
+    if (clock >= AWAKE * sensors_top_clock(d)) return 1;
+    if (!(rate <= 1.02 * p->fastest)) {
+        p->fastest = rate;
+        p->rose = now;
+    }
+    return now - p->rose >= STEADY;
+}
+
+/* Runs all in turns until the device is warm. A run of a CPU that takes longer than that has warmed
+ * it. */
+static void warm_up(contestant *const *all, int n, const bench_device *d) {
+    const int gpu = d && strcmp(d->kind, "gpu") == 0;
+    const double start = clock_now(), seconds = gpu ? GPU_WARM_UP : CPU_WARM_UP;
+    pace p = {0};
+    for (int round = 0, warm = 0; !warm && !clock_interrupted(); round++) {
+        const double begin = clock_now();
         int any = 0;
         for (int i = 0; i < n && !clock_interrupted(); i++) {
             contestant *c = all[i];
-            /* The first run of all may have loaded code for a while. */
-            if (!is_in(c) || c->latest > (round ? seconds : SLOW_RUN)) continue;
+            /* The first run of all may have loaded code for a while; a turn came after it. */
+            if (!is_in(c) || c->latest > (round ? gpu ? SLOW_AGAIN : seconds : SLOW_RUN) ||
+                (!gpu && c->turn > seconds))
+                continue;
             c->at_once = 1;
             c->latest = c->turns ? layers_time(&c->x, 1) : measure_run(&c->x);
             if (isnan(c->latest)) lose(c, BENCH_FAILED, c->x.error);
             any = 1;
         }
         if (!any) break;
+        const double now = clock_now();
+        warm = now - start >= seconds &&
+               (!gpu || now - start >= GPU_WARM_UP_MOST || is_warm(&p, d, now - begin));
     }
     for (int i = 0; i < n; i++) {
         const double runs = SAMPLE_SECONDS / all[i]->latest;
@@ -100,12 +130,12 @@ static void measure_energy(contestant *c, const bench_device *d, double seconds)
 }
 
 void contest(contestant *const *all, int n, const bench_device *d, const measure_limits *limits) {
-    bench_sensors before = sensors_read(d), after;
-    warm_up(all, n, d && strcmp(d->kind, "gpu") == 0 ? GPU_WARM_UP : CPU_WARM_UP);
+    warm_up(all, n, d);
+    const bench_sensors before = sensors_read(d);
     const double start = clock_now();
     for (int round = 0; goes_on(all, n, round, clock_now() - start, limits->seconds * n); round++)
         for (int i = 0; i < n; i++) {
-            contestant *c = all[(i + round) % n];
+            contestant *c = all[i];
             if (!is_in(c)) continue;
             if (clock_interrupted()) {
                 lose(c, BENCH_INTERRUPTED, "interrupted");
@@ -117,7 +147,7 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
             else
                 c->result.samples[c->result.n_samples++] = t;
         }
-    after = sensors_read(d);
+    const bench_sensors after = sensors_read(d);
     for (int i = 0; i < n; i++) {
         contestant *c = all[i];
         if (!is_in(c)) continue;

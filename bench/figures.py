@@ -23,17 +23,26 @@ def style_of(page):
     return "\n".join(r.strip() for r in rules if re.match(RULES, r.strip()))
 
 
+def quoted(markup):
+    """Tags of HTML, where quotes may be left out, as XML wants them."""
+    def value(match):
+        return match.group(0) if match.group(1)[0] == '"' else f'="{match.group(1)}"'
+    return re.sub(r"<[a-z][^>]*>", lambda tag: re.sub(r'=("[^"]*"|[^\s">]+?(?=\s|/?>))', value,
+                                                     tag.group(0)), markup)
+
+
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     with open(sys.argv[1], encoding="utf-8") as file:
         page = file.read()
     style = style_of(page)
-    marks = re.search(r"<defs id=\"shapes\">.*?</defs>", page, re.S).group(0)
-    charts = re.findall(r'<svg class="chart" viewBox="0 0 (\S+) (\S+)"([^>]*)>(.*?)</svg>', page,
+    marks = quoted(re.search(r"<defs id=\"?shapes\"?>.*?</defs>", page, re.S).group(0))
+    charts = re.findall(r'<svg class="?chart"? viewBox="0 0 (\S+) (\S+)"([^>]*)>(.*?)</svg>', page,
                         re.S)
     counts = dict.fromkeys(NAMES, 0)
     for width, height, attributes, body in charts:
+        attributes, body = quoted(f"<svg{attributes}>")[4:-1], quoted(body)
         label = html.unescape(re.search(r'aria-label="([^"]*)"', attributes).group(1))
         name = next((n for n in NAMES if label.startswith(n)), None)
         if not name:

@@ -3,7 +3,7 @@
  * Fixed lines: each of them becomes a result on every device, if only one that says why there is no
  * number. Lines with one dense twin are measured in turns with it. A line is measured where its
  * runs fit what is left of the time, of which no line may take all; those that do not come once
- * more at the end, when whatever is left may be spent.
+ * more at the end, the shortest first, when whatever is left may be spent.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,6 +24,7 @@ typedef struct fixed {
     const bench_line *lines;
     char (*twins)[BENCH_LINE];
     char *done;
+    double *needs; /* seconds that were foretold for each */
     int n, left;
     int again; /* 1: what was postponed has its last turn */
 } fixed;
@@ -51,12 +52,13 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
     if (!f.planned) return session_skip(s, l->family, l->line, BENCH_REFUSED, &f) ? -1 : 0;
     const double rest = s->deadline + s->compiling - clock_now() - already,
                  most = fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
-    *need = f.seconds;
+    *need = x->needs[i] = f.seconds;
     *first_plan = f.first_plan;
     if (f.seconds <= (x->again ? rest : most)) return 1;
     if (!x->again) return POSTPONED;
     snprintf(f.why, sizeof f.why, "would take about %s, %s are left for it",
-             text_seconds(would, sizeof would, f.seconds), text_seconds(may, sizeof may, most));
+             text_seconds(would, sizeof would, f.seconds),
+             text_seconds(may, sizeof may, fmax(rest, 0)));
     return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
 }
 
@@ -65,7 +67,9 @@ static int run_group(fixed *x, int first) {
     session_entry entries[SESSION_MOST];
     int n = 0, status = 0;
     double need = 0, first_plan = 0, sum = 0;
-    for (int i = first; i < x->n && n < SESSION_MOST && status >= 0; i++) {
+    /* The second time each stands alone: its twin may need more than is left. */
+    const int end = x->again ? first + 1 : x->n;
+    for (int i = first; i < end && n < SESSION_MOST && status >= 0; i++) {
         if (x->done[i] || (i != first && !related(x, first, i))) continue;
         x->done[i] = 1;
         status = admit(x, i, sum, &need, &first_plan);
@@ -86,19 +90,32 @@ static int run_group(fixed *x, int first) {
     return status;
 }
 
+/* Of the lines that are left the next one, or, the second time, the one that needs least: as many
+ * as the time holds have numbers then. -1: none is left. */
+static int next_line(const fixed *x) {
+    int next = -1;
+    for (int i = 0; i < x->n; i++) {
+        if (x->done[i]) continue;
+        if (!x->again) return i;
+        if (next < 0 || x->needs[i] < x->needs[next]) next = i;
+    }
+    return next;
+}
+
 int run_fixed(session *s) {
     fixed x = {.s = s, .lines = s->options->lines, .n = s->options->n_lines};
     int status = 0;
     x.left = x.n;
     x.twins = calloc((size_t)x.n + 1, sizeof *x.twins);
     x.done = calloc((size_t)x.n + 1, 1);
-    if (!x.twins || !x.done) status = -1;
+    x.needs = calloc((size_t)x.n + 1, sizeof *x.needs);
+    if (!x.twins || !x.done || !x.needs) status = -1;
     for (int i = 0; i < x.n && status == 0; i++)
         status = suite_twin(x.lines[i].line, x.twins[i], sizeof x.twins[i]);
     /* Postponed lines come again, and may take whatever is left then. */
     for (; x.again < 2 && status == 0; x.again++) {
-        for (int i = 0; i < x.n && status == 0 && !clock_interrupted(); i++)
-            if (!x.done[i]) status = run_group(&x, i);
+        for (int i; status == 0 && !clock_interrupted() && (i = next_line(&x)) >= 0;)
+            status = run_group(&x, i);
         for (int i = 0; i < x.n; i++)
             if (x.done[i] == POSTPONED) {
                 x.done[i] = 0;
@@ -107,5 +124,6 @@ int run_fixed(session *s) {
     }
     free(x.twins);
     free(x.done);
+    free(x.needs);
     return status;
 }

@@ -68,8 +68,22 @@ double layers_time(instance *x, int turns) {
     return (clock_now() - start) / ((double)turns * x->n_layers);
 }
 
+/* One turn; the median time of its calls on the host too. */
+static double first_turn(instance *x, double *host) {
+    double calls[MOST_LAYERS];
+    const double start = clock_now();
+    for (int layer = 0; layer < x->n_layers; layer++) {
+        const double before = clock_now();
+        if (launch(x, layer) != TESS_OK) return NAN;
+        calls[layer] = clock_now() - before;
+    }
+    if (instance_wait(x) != TESS_OK) return NAN;
+    *host = stats_median(calls, (size_t)x->n_layers);
+    return (clock_now() - start) / x->n_layers;
+}
+
 /* The median time of the call alone, while the device has little to do: a driver whose queue is
- * full makes the caller wait. A slow device has fewer calls. */
+ * full makes the caller wait. A slow device has fewer calls at once. */
 static double host_time(instance *x, double run) {
     double seconds[HOST_CALLS];
     const double begin = clock_now();
@@ -90,14 +104,20 @@ static double host_time(instance *x, double run) {
     return stats_median(seconds, (size_t)n);
 }
 
-int layers_prepare(instance *x, const measure_limits *limits, bench_result *r) {
+int layers_prepare(instance *x, const measure_limits *limits, bench_result *r,
+                   double *turn_seconds) {
     if (add_layers(x, limits, r) != 0) return -1;
-    double once = layers_time(x, 1);
+    double host = NAN;
+    const double once = first_turn(x, &host);
     if (isnan(once)) return -1;
+    *turn_seconds = once * x->n_layers;
     tess_device_info info = {.struct_size = sizeof info};
     tess_device_query(x->device, &info);
-    r->host_seconds = info.kind == TESS_DEVICE_CPU ? NAN : host_time(x, once);
+    /* Runs of a slow device are too dear to be made for the time of the call alone. */
+    r->host_seconds = info.kind == TESS_DEVICE_CPU ? NAN
+                      : 4 * once > HOST_SECONDS    ? host
+                                                   : host_time(x, once);
     if (r->host_seconds < 0) return -1;
-    const double turns = SAMPLE_SECONDS / (once * x->n_layers);
+    const double turns = SAMPLE_SECONDS / *turn_seconds;
     return turns > MOST_TURNS ? MOST_TURNS : turns < 1 ? 1 : (int)turns + 1;
 }

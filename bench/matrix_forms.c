@@ -14,8 +14,8 @@
 static const char legend[] =
     "Median times; the share is of the limit measured on that device: products, or memory for "
     "decode.\n* fastest of its row, = no difference from the fastest (quartile ranges overlap, or "
-    "within 2%),\n! the quartiles lie more than 10% apart, ? faster than ideal by more than the "
-    "spread.\n";
+    "within 2%),\n! the quartiles lie more than 10% apart, or the GPU's clock rose by as much, ? "
+    "faster\nthan ideal by more than the spread.\n";
 
 /* ------------------------------------------------------------------ lines */
 
@@ -234,7 +234,8 @@ void matrix_markdown_tables(const matrix *m, FILE *f) {
           f);
     fputs(m->by_base ? ", times faster than the base. " : ". ", f);
     fputs("Bold: fastest of its row, or no difference from the fastest; !: quartiles more than 10% "
-          "apart; ?: faster than ideal by more than the spread.\n\n",
+          "apart, or the GPU's clock rose by as much; ?: faster than ideal by more than the "
+          "spread.\n\n",
           f);
     lonely_lines(m, "- ", f);
     for (int k = 0; k < m->n_columns; k++) {

@@ -14,7 +14,8 @@ void matrix_text_tables(const matrix *m, FILE *f);
 void matrix_markdown_tables(const matrix *m, FILE *f);
 void matrix_csv(const matrix *m, FILE *f); /* a line for each cell */
 void matrix_json(const matrix *m, FILE *f);
-void matrix_brief_json(const matrix *m, FILE *f); /* without what the page's script does not need */
+/* What the page's script reads. Returns 0, or -1 when out of memory. */
+int matrix_brief_json(const matrix *m, FILE *f);
 
 /* One line about a file: its letter and path, library, machine, time. */
 void matrix_file_line(const matrix *m, int file, char *text, size_t size);

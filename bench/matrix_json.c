@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The matrix as JSON: what `compare --json` writes, and, without what its script does not need, the
- * page carries. Nothing in it can end a script element or a string, whatever a result file holds.
+/* The matrix as JSON: what `compare --json` writes, and what the page carries: only what its script
+ * reads, the cells as lists. Nothing in it can end a script element or a string, whatever a result
+ * file holds.
  */
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "json_fields.h"
@@ -117,6 +119,13 @@ static void limits_array(writer *w, const bench_device *d) {
     fputc(']', w->f);
 }
 
+/* Limits belong to a device; its first column carries them. */
+static int carries_limits(const matrix *m, const matrix_column *c) {
+    for (const matrix_column *o = m->columns; o < c; o++)
+        if (o->about == c->about) return 0;
+    return 1;
+}
+
 static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
     writer w = {f, 0};
     fputc('{', f);
@@ -139,15 +148,12 @@ static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
     fputc('}', f);
     shares_object(&w, "compute", &c->compute);
     shares_object(&w, "memory", &c->memory);
-    /* Limits belong to a device; its first column carries them. */
-    int first = 1;
-    for (const matrix_column *o = m->columns; o < c; o++) first &= o->about != c->about;
-    if (first) limits_array(&w, c->about);
+    if (carries_limits(m, c)) limits_array(&w, c->about);
     fputc('}', f);
 }
 
-/* What a script can draw with. */
-static void brief_members(writer *w, const matrix_cell *c) {
+static void cell_members(writer *w, const matrix_cell *c) {
+    static const char *const places[] = {"behind", "best", "level"};
     const bench_result *x = c->of;
     text(w, "kernel", x->kernel);
     number(w, "median", x->median);
@@ -163,11 +169,6 @@ static void brief_members(writer *w, const matrix_cell *c) {
         number(w, "speedup_low", x->speedup_low);
         number(w, "speedup_high", x->speedup_high);
     }
-}
-
-static void other_members(writer *w, const matrix_cell *c) {
-    static const char *const places[] = {"behind", "best", "level"};
-    const bench_result *x = c->of;
     if (c->limit) text(w, "limit", unit_word(c->limit->unit));
     if (isfinite(c->behind)) {
         text(w, "place", places[c->place]);
@@ -185,7 +186,7 @@ static void other_members(writer *w, const matrix_cell *c) {
     if (isfinite(x->joules)) number(w, "joules", x->joules);
 }
 
-static void cell_object(const matrix_cell *c, int brief, FILE *f) {
+static void cell_object(const matrix_cell *c, FILE *f) {
     writer w = {f, 0};
     if (!c->of) {
         fputs("null", f);
@@ -194,8 +195,7 @@ static void cell_object(const matrix_cell *c, int brief, FILE *f) {
     fputc('{', f);
     text(&w, "status", status_word(c->of->status));
     if (c->state == MATRIX_MEASURED) {
-        brief_members(&w, c);
-        if (!brief) other_members(&w, c);
+        cell_members(&w, c);
     } else {
         if (c->of->need_seconds > 0) {
             number(&w, "need_seconds", c->of->need_seconds);
@@ -206,29 +206,35 @@ static void cell_object(const matrix_cell *c, int brief, FILE *f) {
     fputc('}', f);
 }
 
-static void row_object(const matrix *m, int i, int brief, FILE *f) {
+/* What the page's script asks about a row. */
+static void row_members(writer *w, const matrix_row *row) {
+    const bench_result *x = row->shape;
+    text(w, "name", row->name);
+    text(w, "detail", row->detail);
+    text(w, "kind", matrix_kind_word(row->kind));
+    whole(w, "group", row->group);
+    text(w, "problem", x->line);
+    text(w, "pattern", x->pattern);
+    text(w, "dtype", dtype_name(x->dtype));
+    number(w, "ideal_speedup", x->twin_line[0] ? x->ideal_speedup : NAN);
+    number(w, "intensity", x->bytes_min ? x->flops / (double)x->bytes_min : NAN);
+    text(w, "unit", matrix_kind_unit(row->kind));
+}
+
+static void row_object(const matrix *m, int i, FILE *f) {
     const matrix_row *row = &m->rows[i];
     const bench_result *x = row->shape;
     writer w = {f, 0};
     fputc('{', f);
-    text(&w, "name", row->name);
-    text(&w, "detail", row->detail);
-    text(&w, "kind", matrix_kind_word(row->kind));
-    whole(&w, "group", row->group);
-    text(&w, "problem", x->line);
-    text(&w, "pattern", x->pattern);
-    text(&w, "dtype", dtype_name(x->dtype));
+    row_members(&w, row);
 #define SIZE(field) whole(&w, #field, x->field);
     RESULT_SIZES(SIZE)
     RESULT_HEADS(SIZE)
-    number(&w, "ideal_speedup", x->twin_line[0] ? x->ideal_speedup : NAN);
-    number(&w, "intensity", x->bytes_min ? x->flops / (double)x->bytes_min : NAN);
-    text(&w, "unit", matrix_kind_unit(row->kind));
     whole(&w, "best", row->best);
     key(&w, "cells");
     for (int k = 0; k < m->n_columns; k++) {
         fputs(k ? ",\n" : "[\n", f);
-        cell_object(matrix_at(m, i, k), brief, f);
+        cell_object(matrix_at(m, i, k), f);
     }
     fputs("]}", f);
 }
@@ -250,14 +256,18 @@ static void file_object(const matrix *m, int i, FILE *f) {
     fputc('}', f);
 }
 
-static void write_matrix(const matrix *m, int brief, FILE *f) {
-    fputs("{\"schema\":\"tessera-compare\",\"schema_version\":1,\n\"by_base\":", f);
-    fputs(m->by_base ? "true,\n\"files\":[" : "false,\n\"files\":[", f);
+static void begin_matrix(const matrix *m, const char *schema, FILE *f) {
+    fprintf(f, "{\"schema\":\"%s\",\"schema_version\":1,\n\"by_base\":%s,\n\"files\":[", schema,
+            m->by_base ? "true" : "false");
     for (int i = 0; i < m->n_files; i++) {
         fputs(i ? ",\n" : "\n", f);
         file_object(m, i, f);
     }
     fputs("],\n\"columns\":[", f);
+}
+
+void matrix_json(const matrix *m, FILE *f) {
+    begin_matrix(m, "tessera-compare", f);
     for (int k = 0; k < m->n_columns; k++) {
         fputs(k ? ",\n" : "\n", f);
         column_object(m, &m->columns[k], f);
@@ -265,10 +275,114 @@ static void write_matrix(const matrix *m, int brief, FILE *f) {
     fputs("],\n\"rows\":[", f);
     for (int i = 0; i < m->n_rows; i++) {
         fputs(i ? ",\n" : "\n", f);
-        row_object(m, i, brief, f);
+        row_object(m, i, f);
     }
     fputs("]}\n", f);
 }
 
-void matrix_json(const matrix *m, FILE *f) { write_matrix(m, 0, f); }
-void matrix_brief_json(const matrix *m, FILE *f) { write_matrix(m, 1, f); }
+/* ------------------------------------------------------------------ of the page */
+
+/* Kernels by their first cell: a list of names, to which cells refer. */
+typedef struct kernel_list {
+    const char **names;
+    int n;
+} kernel_list;
+
+static int kernel_index(kernel_list *list, const char *name) {
+    for (int i = 0; i < list->n; i++)
+        if (strcmp(list->names[i], name) == 0) return i;
+    list->names[list->n] = name;
+    return list->n++;
+}
+
+static void brief_column(const matrix *m, const matrix_column *c, FILE *f) {
+    writer w = {f, 0};
+    fputc('{', f);
+    text(&w, "id", c->id);
+    text(&w, "name", c->name);
+    whole(&w, "file", c->file);
+    text(&w, "device", c->about->name);
+    if (carries_limits(m, c)) {
+        key(&w, "limits");
+        for (int i = 0; i < c->about->n_ceilings; i++) {
+            const bench_ceiling *limit = &c->about->ceilings[i];
+            writer o = {f, 0};
+            fputs(i ? ",{" : "[{", f);
+            text(&o, "what", unit_word(limit->unit));
+            if (limit->unit == BENCH_GEMM) text(&o, "dtype", dtype_name(limit->dtype));
+            number(&o, "rate", limit->rate);
+            if (limit->via[0]) truth(&o, "via", 1);
+            fputc('}', f);
+        }
+        fputs(c->about->n_ceilings ? "]" : "[]", f);
+    }
+    fputc('}', f);
+}
+
+/* A time with what belongs to it as a list, in the order of BRIEF_FIELDS; what there is no time for
+ * as an object; nothing as null. */
+#define BRIEF_FIELDS                                                                             \
+    "[\"kernel\",\"median\",\"q1\",\"q3\",\"rate\",\"limit_share\",\"speedup\",\"speedup_low\"," \
+    "\"speedup_high\"]"
+
+static void brief_cell(const matrix_cell *c, kernel_list *kernels, FILE *f) {
+    const bench_result *x = c->of;
+    if (!x) {
+        fputs("null", f);
+    } else if (c->state == MATRIX_MEASURED) {
+        const double numbers[] = {x->median,      x->q1,      x->q3,          c->rate,
+                                  x->limit_share, x->speedup, x->speedup_low, x->speedup_high};
+        /* Times are compared; shares and ratios are only shown. */
+        enum { EXACT = 4 };
+        const int n = isfinite(x->speedup) ? 8 : 5;
+        fprintf(f, "[%d", kernel_index(kernels, x->kernel));
+        for (int i = 0; i < n; i++)
+            if (isfinite(numbers[i]))
+                fprintf(f, i < EXACT ? ",%.6g" : ",%.4g", numbers[i]);
+            else
+                fputs(",null", f);
+        fputc(']', f);
+    } else {
+        writer w = {f, 0};
+        fputc('{', f);
+        text(&w, "status", status_word(x->status));
+        if (x->need_seconds > 0) number(&w, "estimate_seconds", x->estimate_seconds);
+        fputc('}', f);
+    }
+}
+
+static void brief_row(const matrix *m, int i, kernel_list *kernels, FILE *f) {
+    writer w = {f, 0};
+    fputc('{', f);
+    row_members(&w, &m->rows[i]);
+    whole(&w, "kv_len", m->rows[i].shape->kv_len);
+    key(&w, "cells");
+    for (int k = 0; k < m->n_columns; k++) {
+        fputc(k ? ',' : '[', f);
+        brief_cell(matrix_at(m, i, k), kernels, f);
+    }
+    fputs("]}", f);
+}
+
+int matrix_brief_json(const matrix *m, FILE *f) {
+    kernel_list kernels = {calloc((size_t)m->n_rows * (size_t)m->n_columns + 1, sizeof(char *)), 0};
+    if (!kernels.names) return -1;
+    begin_matrix(m, "tessera-page", f);
+    for (int k = 0; k < m->n_columns; k++) {
+        fputs(k ? ",\n" : "\n", f);
+        brief_column(m, &m->columns[k], f);
+    }
+    fputs("],\n\"fields\":" BRIEF_FIELDS ",\n\"rows\":[", f);
+    for (int i = 0; i < m->n_rows; i++) {
+        fputs(i ? ",\n" : "\n", f);
+        brief_row(m, i, &kernels, f);
+    }
+    fputs("],\n\"kernels\":[", f);
+    for (int i = 0; i < kernels.n; i++) {
+        fputs(i ? "," : "", f);
+        quoted(f, kernels.names[i]);
+    }
+    fputs("]}\n", f);
+    free(kernels.names);
+    return 0;
+}

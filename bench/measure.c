@@ -95,6 +95,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
             .decode = p.op == PROBLEM_DECODE,
             .backward = p.op == PROBLEM_BACKWARD,
             .bytes = tensor_bytes(&p),
+            .bytes_min = info.bytes_min,
             .ideal = info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN,
             .plan_seconds = seconds};
         snprintf(cost->kernel, sizeof cost->kernel, "%s", info.kernel);
@@ -197,11 +198,21 @@ int measure_check(instance *x, double seconds, instance_verdict *verdict, char *
     return verdict->pass ? 0 : text_error(why, why_size, "wrong result: %s", verdict->what);
 }
 
+/* A kernel that does not take the problem is nothing wrong, nor is a device that is full;
+ * everything else is. */
+static int failure(tess_status status) {
+    return status == TESS_ERROR_UNSUPPORTED     ? BENCH_REFUSED
+           : status == TESS_ERROR_OUT_OF_MEMORY ? BENCH_MEMORY
+                                                : BENCH_FAILED;
+}
+
 static int run_and_check(contestant *c, const measure_limits *limits) {
     instance *x = &c->x;
     bench_result *r = &c->result;
     double start = clock_now();
-    if (instance_run(x, NULL) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
+    /* Some limits of a device show only when tensors are bound to a kernel. */
+    const tess_status status = instance_run(x, NULL);
+    if (status != TESS_OK) return fail(r, failure(status), x->error);
     r->first_seconds = c->latest = clock_now() - start;
     instance_verdict verdict = {0};
     char why[sizeof x->error];
@@ -211,7 +222,7 @@ static int run_and_check(contestant *c, const measure_limits *limits) {
     r->check_error = c->p.dtype == TESS_F32 ? verdict.nmse : verdict.worst;
     r->check_allowed = c->p.dtype == TESS_F32 ? 1e-10 : verdict.allowed;
     if (c->p.op != PROBLEM_DECODE) return 0;
-    c->turns = layers_prepare(x, limits, r);
+    c->turns = layers_prepare(x, limits, r, &c->turn);
     return c->turns < 0 ? fail(r, BENCH_FAILED, x->error) : 0;
 }
 
@@ -257,17 +268,12 @@ int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, c
         why = x->error;
     }
     if (status != TESS_OK) {
-        /* A kernel that does not take the problem is nothing wrong, nor is a device that is full;
-         * everything else is. */
-        fail(r,
-             status == TESS_ERROR_UNSUPPORTED     ? BENCH_REFUSED
-             : status == TESS_ERROR_OUT_OF_MEMORY ? BENCH_MEMORY
-                                                  : BENCH_FAILED,
-             why);
+        fail(r, failure(status), why);
         problem_free(p);
         return -1;
     }
     c->open = 1;
+    c->bytes = tensor_bytes(p);
     snprintf(r->kernel, sizeof r->kernel, "%s", x->info.kernel);
     r->flops = x->info.flops;
     r->bytes_min = x->info.bytes_min;
@@ -288,7 +294,7 @@ int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, c
 
 uint64_t contestant_bytes(const contestant *c) {
     const uint64_t layers = c->x.n_layers > 1 ? (uint64_t)c->x.n_layers - 1 : 0;
-    return tensor_bytes(&c->p) + c->x.info.workspace_bytes + layers * c->result.cache_bytes;
+    return c->bytes + c->x.info.workspace_bytes + layers * c->result.cache_bytes;
 }
 
 void contestant_close(contestant *c) {
@@ -305,8 +311,8 @@ void measure_describe(const char *line, bench_result *r) {
     problem_free(&p);
 }
 
-double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel,
-                     uint32_t dtype) {
+double measure_speed(tess_runtime *runtime, tess_device *device, const bench_device *d,
+                     const char *kernel, uint32_t dtype, double *compiling) {
     char line[128];
     contestant *c = calloc(1, sizeof *c);
     const measure_limits limits = {0, 0, UINT64_MAX, UINT64_MAX};
@@ -315,9 +321,12 @@ double measure_speed(tess_runtime *runtime, tess_device *device, const char *ker
     snprintf(line, sizeof line, "dtype=%s heads=4 head_dim=128 q_len=512 pattern=dense",
              dtype_name(dtype));
     if (contestant_open(c, runtime, device, kernel, line, &limits) == 0) {
-        contest(&c, 1, NULL, &limits);
-        if (c->result.status == BENCH_OK && c->result.median > 0)
+        contest(&c, 1, d, &limits);
+        *compiling += c->result.compile_seconds;
+        if (c->result.status == BENCH_OK && c->result.median > 0) {
             speed = c->result.flops / c->result.median;
+            *compiling += fmax(c->result.first_seconds - c->result.median, 0);
+        }
         contestant_close(c);
     }
     free(c);

@@ -23,6 +23,7 @@ typedef struct measure_cost {
     int decode;   /* bound by memory */
     int backward;
     uint64_t bytes;      /* tensors of all roles, once */
+    uint64_t bytes_min;  /* that a run has to move */
     double ideal;        /* dense pairs / kept pairs */
     double plan_seconds; /* of the first plan, compilation included */
     char kernel[64];     /* that the plan takes */
@@ -34,9 +35,11 @@ typedef struct contestant {
     instance x;
     bench_result result;
     int open;
-    int turns;     /* of decode: over all layers in a sample; else 0 */
-    int at_once;   /* else: runs in a sample */
-    double latest; /* seconds of the latest run */
+    int turns;      /* of decode: over all layers in a sample; else 0 */
+    int at_once;    /* else: runs in a sample */
+    uint64_t bytes; /* tensors of all roles, once */
+    double latest;  /* seconds of the latest run */
+    double turn;    /* seconds of the turn over all layers that has been taken */
 } contestant;
 
 /* Parses, plans, fills, runs once and checks. `line` and the shape of the result are set in any
@@ -76,8 +79,8 @@ int measure_check(instance *x, double seconds, instance_verdict *verdict, char *
                   size_t why_size);
 
 /* Useful FLOP/s of a small dense problem, to foretell how long others take. 0 when the kernel does
- * not run it. */
-double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel,
-                     uint32_t dtype);
+ * not run it. Adds the seconds that went to compilation to *compiling. */
+double measure_speed(tess_runtime *runtime, tess_device *device, const bench_device *d,
+                     const char *kernel, uint32_t dtype, double *compiling);
 
 #endif

@@ -40,30 +40,36 @@ static size_t library_size(void) {
     return (size_t)((uintptr_t)page_library_end - (uintptr_t)page_library);
 }
 
-/* The library in base64; the time in gzip's header is left out, so that builds do not differ. */
+/* The library, four bytes in five characters: '#' to 'w', with 'x' for '<', which might end the
+ * element. The time in gzip's header is left out, so that builds do not differ. */
 static void library(FILE *f) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    enum { DIGITS = 5, BASE = 85, FIRST = '#' };
     const size_t size = library_size();
-    for (size_t i = 0; i < size; i += 3) {
+    for (size_t i = 0; i < size; i += 4) {
+        char digits[DIGITS];
         uint32_t bits = 0;
-        for (size_t k = i; k < i + 3; k++) {
+        for (size_t k = i; k < i + 4; k++) {
             const int in_time = k >= 4 && k < 8;
             bits = bits << 8 | (k < size && !in_time ? (unsigned char)page_library[k] : 0);
         }
-        for (size_t k = 0; k < 4; k++)
-            fputc(k <= size - i ? digits[bits >> (18 - 6 * k) & 63] : '=', f);
+        for (int k = DIGITS - 1; k >= 0; k--) {
+            digits[k] = (char)(FIRST + bits % BASE);
+            if (digits[k] == '<') digits[k] = 'x';
+            bits /= BASE;
+        }
+        fwrite(digits, 1, DIGITS, f);
     }
 }
 
 /* The licence of the library stands in the page, as it asks for. */
-static void scripts(const matrix *m, const page_options *o, FILE *f) {
+static int scripts(const matrix *m, const page_options *o, FILE *f) {
     fputs("<script type=\"application/json\" id=\"data\">\n", f);
-    matrix_brief_json(m, f);
+    const int status = matrix_brief_json(m, f);
     fputs("</script>\n", f);
     if (o->assets) {
         asset("<script src=\"", o->assets, "/page.js\"></script>\n", f);
         asset("<script src=\"", o->assets, "/charts.js\"></script>\n", f);
-        return;
+        return status;
     }
     if (library_size() && !o->plain) {
         fputs(
@@ -71,11 +77,13 @@ static void scripts(const matrix *m, const page_options *o, FILE *f) {
             "\n",
             f);
         write_html_escaped(f, page_library_licence);
-        fputs("</script>\n<script type=\"text/plain\" id=\"library\">", f);
+        fprintf(f, "</script>\n<script type=\"text/plain\" id=\"library\" data-size=\"%zu\">",
+                library_size());
         library(f);
         fputs("</script>\n", f);
     }
     fprintf(f, "<script>\n%s</script>\n<script>\n%s</script>\n", page_script, page_charts_script);
+    return status;
 }
 
 static void end(FILE *f) { fputs("</main>\n</body>\n</html>\n", f); }
@@ -267,7 +275,7 @@ static void details(const matrix *m, FILE *f) {
     fputs("</ul></details>\n</section>\n", f);
 }
 
-static void write_page(const matrix *m, const page_options *o, FILE *f) {
+static int write_page(const matrix *m, const page_options *o, FILE *f) {
     begin(o, f);
     page_shapes(f);
     heading(m, o, f);
@@ -282,8 +290,9 @@ static void write_page(const matrix *m, const page_options *o, FILE *f) {
     fputs("</section>\n", f);
     plots(m, f);
     details(m, f);
-    scripts(m, o, f);
+    const int status = scripts(m, o, f);
     end(f);
+    return status;
 }
 
 int page_write(const matrix *m, const page_options *options, FILE *f) {
@@ -291,8 +300,8 @@ int page_write(const matrix *m, const page_options *options, FILE *f) {
     size_t size = 0;
     FILE *memory = open_memstream(&page, &size);
     if (!memory) return -1;
-    write_page(m, options, memory);
-    const int failed = ferror(memory) | (fclose(memory) != 0);
+    const int status = write_page(m, options, memory);
+    const int failed = (status != 0) | ferror(memory) | (fclose(memory) != 0);
     if (!failed) page_compact(page, size, f);
     free(page);
     return failed ? -1 : 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "page_compact.h"
 
+#include <ctype.h>
 #include <string.h>
 
 typedef struct text {
@@ -44,7 +45,29 @@ static void copy_data(text *t, FILE *f) {
     fputc('\n', f);
 }
 
-static int skips_end_tag(text *t) {
+/* A value that ends where a space or the tag does needs no quotes. */
+static int is_plain(const char *from, const char *to) {
+    static const char others[] = "_.:%#+-";
+    for (const char *c = from; c < to; c++)
+        if (!isalnum((unsigned char)*c) && !memchr(others, *c, sizeof others - 1)) return 0;
+    return from < to;
+}
+
+/* A tag up to its '>'. Text in it is escaped, so that a '>' is its end. */
+static void copy_tag(text *t, FILE *f) {
+    while (t->at < t->end && *t->at != '>') {
+        const char *value = t->at + 2,
+                   *stop = starts(t, "=\"") ? memchr(value, '"', (size_t)(t->end - value)) : NULL;
+        if (stop && is_plain(value, stop)) {
+            fprintf(f, "=%.*s%s", (int)(stop - value), value, stop[1] == '/' ? " " : "");
+            t->at = stop + 1;
+        } else {
+            fputc(*t->at++, f);
+        }
+    }
+}
+
+static int skips_end_tag(text *t, int bars) {
     static const char *const tags[] = {"</td>", "</th>", "</tr>",    "</li>",
                                        "</dd>", "</dt>", "</tbody>", "</thead>"};
     for (size_t i = 0; i < sizeof tags / sizeof *tags; i++)
@@ -52,7 +75,10 @@ static int skips_end_tag(text *t) {
             t->at += strlen(tags[i]);
             return 1;
         }
-    return 0;
+    /* Between bars, which nothing else stands beside. */
+    if (!bars || !starts(t, "</p>")) return 0;
+    t->at += strlen("</p>");
+    return 1;
 }
 
 void page_compact(const char *page, size_t size, FILE *f) {
@@ -72,10 +98,12 @@ void page_compact(const char *page, size_t size, FILE *f) {
         if (starts(&t, "<svg")) inside |= 1;
         if (starts(&t, "</svg")) inside &= ~1;
         if (starts(&t, "<div class=\"bars\"")) inside |= 2;
-        if (starts(&t, "<table class=\"list\"")) inside |= 4;
+        if (starts(&t, "<table class=\"list")) inside |= 4;
         if (starts(&t, "</table")) inside &= ~4;
         if (starts(&t, "<h3") || starts(&t, "</section")) inside &= ~2;
-        if (t.at < t.end && !skips_end_tag(&t)) {
+        if (t.at + 1 < t.end && *t.at == '<' && isalpha((unsigned char)t.at[1])) {
+            copy_tag(&t, f);
+        } else if (t.at < t.end && !skips_end_tag(&t, inside & 2)) {
             if (!inside || *t.at != '\n') fputc(*t.at, f);
             t.at++;
         }

@@ -5,9 +5,9 @@
 
 #include <stdio.h>
 
-/* Leaves out what HTML lets one leave out: end tags of cells, rows and items; line ends within
- * pictures, bars, data and the tables below the first; in style and scripts indents and lines that
- * are comments. */
+/* Leaves out what HTML lets one leave out: end tags of cells, rows and items; quotes around plain
+ * words; line ends within pictures, bars, data and the tables below the first; in style and scripts
+ * indents and lines that are comments. */
 void page_compact(const char *page, size_t size, FILE *f);
 
 #endif

@@ -34,8 +34,8 @@ void page_shapes(FILE *f) {
 int page_shape(int column) { return (column + column / PAGE_COLOURS) % PAGE_SHAPES; }
 
 void page_key(int column, FILE *f) {
-    fprintf(f, "<svg class=\"key k%d\"><use href=\"#s%d\" x=\"6.5\" y=\"6.5\"/></svg> ",
-            column % PAGE_COLOURS, page_shape(column));
+    fprintf(f, "<svg class=\"key k%d\"><use href=\"#s%d\"/></svg> ", column % PAGE_COLOURS,
+            page_shape(column));
 }
 
 /* The best limit of a device for products, or for memory. */
@@ -151,20 +151,38 @@ static void tag(const matrix_cell *c, FILE *f) {
     fputs("</span>", f);
 }
 
+/* With spaces at which no line ends. */
+static void unbroken(const char *text, FILE *f) {
+    for (; *text; text++) fputs(*text == ' ' ? "\xc2\xa0" : (char[2]){*text}, f);
+}
+
+/* One more value of a cell. `attributes` NULL: nothing is wrong with it. */
+static void flagged(const char *text, const char *attributes, FILE *f) {
+    fputs(" \xc2\xb7 ", f);
+    if (attributes) fprintf(f, "<span class=\"flag\"%s>", attributes);
+    unbroken(text, f);
+    if (attributes) fputs("</span>", f);
+}
+
 static void measured_cell(const matrix *m, const matrix_row *row, const matrix_cell *c, FILE *f) {
     char a[TEXT_SIZE], b[TEXT_SIZE];
     const bench_result *x = c->of;
     tag(c, f);
-    fprintf(f, "<b>%s</b><small><span>%s</span>", text_seconds(a, sizeof a, x->median),
-            text_rate(b, sizeof b, c->rate, matrix_kind_unit(row->kind)));
+    fprintf(f, "<b>%s</b><small>", text_seconds(a, sizeof a, x->median));
+    unbroken(text_rate(b, sizeof b, c->rate, matrix_kind_unit(row->kind)), f);
     if (isfinite(x->limit_share))
-        fprintf(f, " \xc2\xb7 <span%s>%s</span>",
-                x->limit_share > 1.05 ? " class=\"flag\" title=\"more than the limit: one of both "
-                                        "was disturbed, or a cache helped\""
-                                      : "",
-                short_percent(a, sizeof a, x->limit_share));
-    fprintf(f, " \xc2\xb7 <span class=\"%s\">IQR %s</span>", x->noisy ? "flag" : "iqr",
-            short_percent(a, sizeof a, x->spread));
+        flagged(short_percent(a, sizeof a, x->limit_share),
+                x->limit_share > 1.05
+                    ? " title=\"more than the limit: one of both was disturbed, or "
+                      "a cache helped\""
+                    : NULL,
+                f);
+    snprintf(b, sizeof b, "IQR %s", short_percent(a, sizeof a, x->spread));
+    flagged(b, x->spread > BENCH_NOISY ? "" : NULL, f);
+    if (x->noisy && !(x->spread > BENCH_NOISY))
+        fputs(" <span class=\"flag\" title=\"the GPU's clock rose while this was timed\">"
+              "warming</span>",
+              f);
     if (x->suspect)
         fputs(" <span class=\"flag\" title=\"faster than ideal by more than the "
               "spread\">suspect</span>",
@@ -173,9 +191,6 @@ static void measured_cell(const matrix *m, const matrix_row *row, const matrix_c
     if (m->by_base && isfinite(c->ratio.value))
         fprintf(f, "<small class=\"ratio\">%s%s</small>", matrix_ratio_text(&c->ratio, a, sizeof a),
                 c->ratio.same ? "" : " the base");
-    if (isfinite(c->behind))
-        fprintf(f, "<i class=\"rel k%d\" style=\"width:%.1f%%\"></i>",
-                (int)(c - matrix_at(m, (int)(row - m->rows), 0)) % PAGE_COLOURS, 100 / c->behind);
 }
 
 static void matrix_row_html(const matrix *m, int i, FILE *f) {
@@ -189,10 +204,11 @@ static void matrix_row_html(const matrix *m, int i, FILE *f) {
     for (int k = 0; k < m->n_columns; k++) {
         static const char *const places[] = {"", "best", "level"};
         const matrix_cell *c = matrix_at(m, i, k);
-        fprintf(f, "<td data-c=\"%d\" class=\"k%d %s\" data-n=\"", k, k % PAGE_COLOURS,
-                c->state == MATRIX_MEASURED ? places[c->place] : "none");
-        write_html_escaped(f, m->columns[k].name);
-        fputs("\"", f);
+        const char *place = c->state == MATRIX_MEASURED ? places[c->place] : "none";
+        fputs("<td", f);
+        if (place[0]) fprintf(f, " class=\"%s\"", place);
+        if (c->state == MATRIX_MEASURED && isfinite(c->behind))
+            fprintf(f, " style=\"--w:%.1f%%\"", 100 / c->behind);
         if (c->of && c->state != MATRIX_MEASURED && c->of->note[0]) {
             fputs(" title=\"", f);
             write_html_escaped(f, c->of->note);
@@ -208,6 +224,28 @@ static void matrix_row_html(const matrix *m, int i, FILE *f) {
     fputs("</tr>\n", f);
 }
 
+/* A text as CSS quotes it. Nothing in it can end the string, or the element. */
+static void css_string(const char *text, FILE *f) {
+    fputc('"', f);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+        if (*c < ' ' || *c == 0x7f || strchr("\"\\<>&", *c))
+            fprintf(f, "\\%x ", *c);
+        else
+            fputc(*c, f);
+    fputc('"', f);
+}
+
+/* Where a narrow screen shows cells below each other, each begins with its device's name. */
+static void cell_names(const matrix *m, FILE *f) {
+    fputs("<style>\n@media screen and (max-width: 719px) {\n", f);
+    for (int k = 0; k < m->n_columns; k++) {
+        fprintf(f, "#matrix td:nth-child(%d)::before { content: ", k + 2);
+        css_string(m->columns[k].name, f);
+        fputs("; }\n", f);
+    }
+    fputs("}\n</style>\n", f);
+}
+
 static int any_of_kind(const matrix *m, int kind) {
     for (int i = 0; i < m->n_rows; i++)
         if (m->rows[i].kind == kind) return 1;
@@ -220,6 +258,7 @@ void page_matrix(const matrix *m, FILE *f) {
         "new tokens after a cache; useful FLOP/s, share of the limit of matrix products",
         "backward pass; useful FLOP/s, share of the limit of matrix products",
         "time a token in one layer; bytes a second, share of the limit of memory"};
+    cell_names(m, f);
     fprintf(
         f,
         "<div class=\"wide stack\"><table id=\"matrix\"%s>\n<caption>Median times. "
@@ -266,7 +305,7 @@ int page_bars(const matrix *m, int decode, FILE *f) {
             if ((m->rows[i].kind == MATRIX_DECODE) == decode && matrix_at(m, i, k)->rate > most)
                 most = matrix_at(m, i, k)->rate;
     if (!(most > 0)) return 0;
-    fprintf(f, "<div class=\"bars\" data-most=\"%.6g\">\n", most);
+    fputs("<div class=\"bars\">\n", f);
     for (int i = 0; i < m->n_rows; i++) {
         const matrix_row *row = &m->rows[i];
         int any = 0;
@@ -282,14 +321,11 @@ int page_bars(const matrix *m, int decode, FILE *f) {
             char rate[TEXT_SIZE];
             const matrix_cell *c = matrix_at(m, i, k);
             if (!(c->rate > 0)) continue;
-            fprintf(f, "<div class=\"barrow k%d\" data-c=\"%d\" data-v=\"%.6g\">", k % PAGE_COLOURS,
-                    k, c->rate);
-            page_key(k, f);
-            fprintf(f,
-                    "<span class=\"bartrack\"><i style=\"width:%.2f%%\"></i></span><em>%s</em>"
-                    "</div>\n",
-                    100 * c->rate / most,
-                    text_rate(rate, sizeof rate, c->rate, decode ? "B/s" : "FLOP/s"));
+            fprintf(
+                f,
+                "<p class=\"k%d s%d\" data-c=\"%d\"><i style=\"--w:%.1f%%\"></i><em>%s</em></p>\n",
+                k % PAGE_COLOURS, page_shape(k), k, 100 * c->rate / most,
+                text_rate(rate, sizeof rate, c->rate, decode ? "B/s" : "FLOP/s"));
         }
         fputs("</div>\n", f);
     }
@@ -323,21 +359,28 @@ static void energy_cells(table *t, const bench_result *x) {
     }
 }
 
-/* "1.98 GHz, 350 W, 44 C": what the device told before or after the runs. */
-static void sensor_cell(table *t, const bench_sensors *s) {
-    char text[96] = "", part[32];
-    if (isfinite(s->clock_hz)) snprintf(text, sizeof text, "%.2f GHz", s->clock_hz / 1e9);
-    if (isfinite(s->power_watts)) {
-        snprintf(part, sizeof part, "%s%.0f W", text[0] ? ", " : "", s->power_watts);
-        strncat(text, part, sizeof text - strlen(text) - 1);
-    }
-    if (isfinite(s->temperature_celsius)) {
-        snprintf(part, sizeof part,
-                 "%s%.0f \xc2\xb0"
-                 "C",
-                 text[0] ? ", " : "", s->temperature_celsius);
-        strncat(text, part, sizeof text - strlen(text) - 1);
-    }
+/* One quantity before and after the runs: once where both look the same. */
+static void sensor_part(char *text, size_t size, double scale, int digits, const char *unit,
+                        double before, double after) {
+    char first[32] = "?", second[32] = "?";
+    const size_t used = strlen(text);
+    if (!isfinite(before) && !isfinite(after)) return;
+    if (isfinite(before)) snprintf(first, sizeof first, "%.*f", digits, before / scale);
+    if (isfinite(after)) snprintf(second, sizeof second, "%.*f", digits, after / scale);
+    const int same = strcmp(first, second) == 0;
+    snprintf(text + used, size - used, "%s%s%s%s %s", used ? ", " : "", first,
+             same ? "" : " \xe2\x86\x92 ", same ? "" : second, unit);
+}
+
+/* "1.98 GHz, 350 W, 41 to 44 C": what the device told before and after the runs. */
+static void sensor_cell(table *t, const bench_result *x) {
+    static const char celsius[] = "\xc2\xb0"
+                                  "C";
+    const bench_sensors *a = &x->before, *b = &x->after;
+    char text[192] = "";
+    sensor_part(text, sizeof text, 1e9, 2, "GHz", a->clock_hz, b->clock_hz);
+    sensor_part(text, sizeof text, 1, 0, "W", a->power_watts, b->power_watts);
+    sensor_part(text, sizeof text, 1, 0, celsius, a->temperature_celsius, b->temperature_celsius);
     table_cell(t, "%s", text[0] ? text : "-");
 }
 
@@ -352,10 +395,7 @@ void page_costs(const matrix *m, FILE *f) {
         heads[n++] = "joules a run";
         heads[n++] = "tokens a joule";
     }
-    if (sensors) {
-        heads[n++] = "before";
-        heads[n++] = "after";
-    }
+    if (sensors) heads[n++] = "before \xe2\x86\x92 after";
     table_init(&t, n, heads);
     for (int i = 0; i < m->n_rows; i++)
         for (int k = 0, first = 1; k < m->n_columns; k++) {
@@ -367,7 +407,7 @@ void page_costs(const matrix *m, FILE *f) {
             table_cell(&t, "%s%s%s", first ? m->rows[i].name : "", first ? ", " : "",
                        first ? m->rows[i].detail : "");
             first = 0;
-            table_cell(&t, "%s", m->columns[k].head);
+            table_cell(&t, "%s", m->columns[k].id);
             table_cell(&t, "%s", x->kernel);
             table_cell(&t, "%s", text_seconds(b, sizeof b, x->first_seconds));
             table_cell(&t, "%s",
@@ -382,8 +422,7 @@ void page_costs(const matrix *m, FILE *f) {
             table_cell(&t, "%s", tokens > 0 ? text_seconds(b, sizeof b, x->median / tokens) : "-");
             table_cell(&t, "%lld", (long long)x->checked_rows);
             if (energy) energy_cells(&t, x);
-            if (sensors) sensor_cell(&t, &x->before);
-            if (sensors) sensor_cell(&t, &x->after);
+            if (sensors) sensor_cell(&t, x);
         }
     table_html(&t, f);
     table_free(&t);

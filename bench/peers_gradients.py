@@ -78,7 +78,6 @@ class Layer:
         difference over the row's largest element."""
         tokens, kv_heads = self.x["k"].shape[1:3]
         heads = self.x["q"].shape[2]
-        # Row 0 of dQ is 0 but for rounding, since a softmax of one key has no slope.
         at = [tokens - 1, 2, tokens // 3, 63, tokens // 2 + 5, 64]
         at = [min(row, tokens - 1) for row in at]
         worst = {}
@@ -86,14 +85,16 @@ class Layer:
             item, row = n % self.x["q"].shape[0], at[n % len(at)]
             found = self.row_errors(item, n * 5 % heads, row)
             found.update(self.key_errors(item, n * 5 % kv_heads, tokens - 1 - row))
-            for name, (value, expected) in found.items():
-                error = float((value.double() - expected).abs().max() / expected.abs().max())
+            for name, (value, expected, *of) in found.items():
+                size = (of[0] if of else expected).abs().max()
+                error = float((value.double() - expected).abs().max() / size)
                 error = math.inf if math.isnan(error) else error
                 worst[name] = max(worst.get(name, 0.0), error)
         return worst
 
     def row_errors(self, item, head, row):
-        """(value, expected) of O, LSE and dQ of a row."""
+        """(value, expected) of O, LSE and dQ of a row. A softmax of one key has no slope: what is
+        left of dQ then is rounding, which is a share of the two terms whose difference it is."""
         x, (heads, head_dim) = self.x, self.x["q"].shape[2:]
         tokens, kv_heads = x["k"].shape[1:3]
         keys = kept_keys(self.wanted, heads, kv_heads, head, row, tokens, x["q"].device)
@@ -103,28 +104,32 @@ class Layer:
         p = torch.softmax(s, 0)
         d_s = p * (v @ d_o - d_o @ o)
         lse = torch.logsumexp(s, 0)
+        terms = [(v.abs() @ d_o.abs()) @ k.abs() / math.sqrt(head_dim)] if len(k) == 1 else []
         return {
             "o": (o, p @ v),
             # exp(LSE) is what counts: an absolute error, as a share of 1
             "lse": (1 + x["lse"][item, head, row].double() - lse, torch.ones_like(lse)),
-            "d_q": (x["d_q"][item, row, head], d_s @ k / math.sqrt(head_dim)),
+            "d_q": (x["d_q"][item, row, head], d_s @ k / math.sqrt(head_dim), *terms),
         }
 
     def key_errors(self, item, kv_head, key):
-        """(value, expected) of dK and dV of a key."""
+        """(value, expected) of dK and dV of a key; and the terms of dK where they cancel, since
+        no row that reads the key keeps more than a trace of another one."""
         x, (heads, head_dim) = self.x, self.x["q"].shape[2:]
         tokens, kv_heads = x["k"].shape[1:3]
         k, v = (x[name][item, key, kv_head].double() for name in "kv")
-        d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
+        d_k, d_v, terms, least = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(k), 1.0
         group = heads // kv_heads
         for head in range(kv_head * group, (kv_head + 1) * group):
             rows = kept_rows(self.wanted, heads, kv_heads, head, key, tokens, k.device)
             q, o, d_o = (x[name][item, rows, head].double() for name in ("q", "o", "d_o"))
             p = torch.exp((q @ k) / math.sqrt(head_dim) - x["lse"][item, head, rows].double())
+            least = min(least, float(p.min())) if len(p) else least
+            terms += (p * (d_o.abs() @ v.abs())) @ q.abs() / math.sqrt(head_dim)
             d_v += p @ d_o
             d_k += (p * (d_o @ v - (d_o * o).sum(1))) @ q / math.sqrt(head_dim)
         return {
-            "d_k": (x["d_k"][item, key, kv_head], d_k),
+            "d_k": (x["d_k"][item, key, kv_head], d_k, *([terms] if least > 1 - 1e-3 else [])),
             "d_v": (x["d_v"][item, key, kv_head], d_v),
         }
 

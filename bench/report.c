@@ -356,8 +356,9 @@ static const char legend[] = "plan: median of tess_plan_create; first: first run
                              "Decode: rows: sequences x new tokens; layers take turns, so that no "
                              "cache holds K and V; parts of a row's keys; host: the\n"
                              "time of tess_run on the host; K and V: of one layer, over the "
-                             "batch. ! marks an IQR above 10 %, ? a speed-up above the ideal by "
-                             "more than both spreads.\n";
+                             "batch. ! marks an IQR above 10 %, or a GPU whose clock rose by as "
+                             "much meanwhile,\n? a speed-up above the ideal by more than both "
+                             "spreads.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
     int failed = report_count(r, BENCH_FAILED), skipped = report_count_skipped(r);

@@ -145,6 +145,12 @@ static void derive_shares(const bench_report *r, bench_result *x) {
     x->limit_ceiling = products ? x->gemm_ceiling : memory;
 }
 
+int result_warming(const bench_report *r, const bench_result *x) {
+    return x->device >= 0 && x->device < r->n_devices &&
+           strcmp(r->devices[x->device].kind, "gpu") == 0 &&
+           x->after.clock_hz > (1 + BENCH_NOISY) * x->before.clock_hz;
+}
+
 void results_derive(bench_report *r) {
     for (int i = 0; i < r->n_results; i++) {
         bench_result *x = &r->results[i];
@@ -154,7 +160,7 @@ void results_derive(bench_report *r) {
         x->noisy = x->suspect = 0;
         if (x->status != BENCH_OK || !(x->median > 0)) continue;
         x->spread = (x->q3 - x->q1) / x->median;
-        x->noisy = x->spread > BENCH_NOISY;
+        x->noisy = x->spread > BENCH_NOISY || result_warming(r, x);
         x->flop_rate = x->flops / x->median;
         x->byte_rate = (double)x->bytes_min / x->median;
         if (x->device >= 0 && x->device < r->n_devices) derive_shares(r, x);

@@ -151,7 +151,7 @@ typedef struct bench_result {
     double speedup;                               /* median of the dense twin / median */
     double speedup_low, speedup_high;             /* from the quartiles of both */
     double spread;                                /* distance of the quartiles / median */
-    int noisy;                                    /* spread above BENCH_NOISY */
+    int noisy;                                    /* spread above BENCH_NOISY, or warming */
     int suspect;                                  /* faster than ideal by more than the spread */
     double flop_rate, byte_rate;                  /* per second */
     double gemm_share, copy_share, read_share;    /* of the ceilings */
@@ -207,6 +207,8 @@ int device_ceiling(const bench_device *d, int unit, uint32_t dtype);
 int result_summarize(bench_result *r);
 /* Sets every derived field of every result. */
 void results_derive(bench_report *r);
+/* Whether the clock of a GPU rose by more than BENCH_NOISY while it was timed: it had rested. */
+int result_warming(const bench_report *r, const bench_result *x);
 
 /* The kernel-for-kernel dense twin of result `index`, or NULL; of its family where it has several.
  */

@@ -21,6 +21,7 @@ static struct nvml {
     int (*by_uuid)(const char *, void **);
     int (*by_pci)(const char *, void **);
     int (*clock)(void *, int, unsigned *);
+    int (*top_clock)(void *, int, unsigned *);
     int (*power)(void *, unsigned *);
     int (*temperature)(void *, int, unsigned *);
     int (*energy)(void *, unsigned long long *);
@@ -31,14 +32,14 @@ static int nvml_works(void) {
     if (n->tried) return n->works;
     n->tried = 1;
     void *l = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    n->works =
-        l &&
-        find_symbols(l, "nvmlInit_v2", &n->init, "nvmlSystemGetNVMLVersion", &n->version_of,
-                     "nvmlDeviceGetHandleByUUID", &n->by_uuid, "nvmlDeviceGetHandleByPciBusId_v2",
-                     &n->by_pci, "nvmlDeviceGetClockInfo", &n->clock, "nvmlDeviceGetPowerUsage",
-                     &n->power, "nvmlDeviceGetTemperature", &n->temperature,
-                     "nvmlDeviceGetTotalEnergyConsumption", &n->energy, NULL) &&
-        n->init() == 0 && n->version_of(n->version, sizeof n->version) == 0;
+    n->works = l &&
+               find_symbols(
+                   l, "nvmlInit_v2", &n->init, "nvmlSystemGetNVMLVersion", &n->version_of,
+                   "nvmlDeviceGetHandleByUUID", &n->by_uuid, "nvmlDeviceGetHandleByPciBusId_v2",
+                   &n->by_pci, "nvmlDeviceGetClockInfo", &n->clock, "nvmlDeviceGetMaxClockInfo",
+                   &n->top_clock, "nvmlDeviceGetPowerUsage", &n->power, "nvmlDeviceGetTemperature",
+                   &n->temperature, "nvmlDeviceGetTotalEnergyConsumption", &n->energy, NULL) &&
+               n->init() == 0 && n->version_of(n->version, sizeof n->version) == 0;
     return n->works;
 }
 
@@ -160,6 +161,12 @@ bench_sensors sensors_read(const bench_device *d) {
     if (!is_gpu(d)) return cpu_read();
     void *handle = nvml_device(d);
     return handle ? nvml_read(handle) : pci_read(d);
+}
+
+double sensors_top_clock(const bench_device *d) {
+    void *handle = d && is_gpu(d) ? nvml_device(d) : NULL;
+    unsigned value;
+    return handle && nvml.top_clock(handle, NVML_SM, &value) == 0 ? 1e6 * value : NAN;
 }
 
 double sensors_joules(const bench_device *d) {

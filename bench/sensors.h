@@ -10,6 +10,8 @@
 void sensors_find(bench_device *d);
 /* NaN for what cannot be read, and for d NULL. */
 bench_sensors sensors_read(const bench_device *d);
+/* The highest clock of a GPU; NaN where it is not known. */
+double sensors_top_clock(const bench_device *d);
 /* A counter of joules that rises; NaN where there is none. */
 double sensors_joules(const bench_device *d);
 

@@ -13,13 +13,15 @@
 #include "report.h"
 #include "text.h"
 
-enum { RUNS_AT_LEAST = 4 /* one that warms up and three timed ones */ };
+/* The first run, one that warms up, three timed ones. */
+enum { RUNS_AT_LEAST = 5 };
 /* Bytes and FLOP a second before anything is known. */
 static const double DECODE_GUESS = 4e9, SPEED_GUESS = 1e9;
 /* What kernels reach of their dense speed where they pay for edges of masks, and with gradients. */
 static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
-/* Tensors are filled, read back and compared: all in all so much a byte on a slow core. */
-static const double SECONDS_A_BYTE = 3e-9;
+/* Tensors are filled, read back and compared: all in all so much a byte on a slow core, until so
+ * many bytes have shown how long it takes here. */
+static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
 
 /* ------------------------------------------------------------------ foretelling */
 
@@ -27,17 +29,20 @@ void session_reset_speeds(session *s) {
     memset(s->speed, 0, sizeof s->speed);
     memset(s->backward_speed, 0, sizeof s->backward_speed);
     s->decode_rate = DECODE_GUESS;
+    s->prepare_seconds = SECONDS_A_BYTE * BYTES_TO_KNOW;
+    s->prepare_bytes = BYTES_TO_KNOW;
 }
 
 void session_find_speed(session *s, uint32_t dtype) {
     if (s->speed[dtype] != 0) return;
     progress_now(&s->bar, "measuring the speed of a small problem");
-    s->speed[dtype] = measure_speed(s->runtime, s->device, s->kernel, dtype);
+    s->speed[dtype] = measure_speed(s->runtime, s->device, &s->report->devices[s->index], s->kernel,
+                                    dtype, &s->compiling);
     if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
 }
 
 static double run_seconds(const session *s, const measure_cost *cost, uint32_t dtype) {
-    if (cost->decode) return (double)cost->bytes / s->decode_rate;
+    if (cost->decode) return (double)cost->bytes_min / s->decode_rate;
     double speed = s->speed[dtype] > 0 ? s->speed[dtype] : SPEED_GUESS;
     if (cost->backward)
         speed = s->backward_speed[dtype] > 0 ? s->backward_speed[dtype] : BACKWARD_SHARE * speed;
@@ -62,8 +67,8 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
     f->run = run_seconds(s, &cost, shape.dtype);
     /* Layers of decode take turns, and all of them are read. */
     const double once =
-        cost.decode ? fmax((double)cost.bytes, LAYERS_BYTES) / s->decode_rate : f->run;
-    f->seconds = RUNS_AT_LEAST * once + SECONDS_A_BYTE * (double)cost.bytes;
+        cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / s->decode_rate : f->run;
+    f->seconds = RUNS_AT_LEAST * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
     f->first_plan = cost.plan_seconds;
     s->compiling += cost.plan_seconds;
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
@@ -177,8 +182,14 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
         return -1;
     }
     c->result = *x;
+    const double start = clock_now();
     contestant_open(c, s->runtime, s->device, s->kernel, e->line, &limits);
     const double compiled = c->result.compile_seconds;
+    if (c->open) {
+        const double runs = c->result.first_seconds + c->turn + fmax(compiled, 0);
+        s->prepare_seconds += fmax(clock_now() - start - runs, 0);
+        s->prepare_bytes += (double)c->bytes;
+    }
     if (compiled > 0) s->compiling += compiled;
     /* Where the forecast made the first plan, that one compiled. */
     if (compiled >= 0)

@@ -21,9 +21,12 @@ typedef struct session {
     /* FLOP/s of the last dense problem in each dtype, forward and backward; 0: not known yet,
      * negative: the kernel does not take the dtype */
     double speed[3], backward_speed[3];
-    double decode_rate;  /* B/s of the last decode problem, at first a guess */
-    double deadline;     /* for this device and kernel */
-    double compiling;    /* seconds that went to kernels' first plans, which no budget pays for */
+    double decode_rate; /* B/s of the last decode problem, at first a guess */
+    double deadline;    /* for this device and kernel */
+    double compiling;   /* seconds that went to kernels' first plans, which no budget pays for */
+    /* Time that inputs and checks of contestants took besides runs, and the bytes of their tensors:
+     * what the same will take of others follows. */
+    double prepare_seconds, prepare_bytes;
     uint64_t host_bytes; /* that a problem may take */
     uint64_t device_bytes;
     peers *peers; /* NULL: none are wanted */

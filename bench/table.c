@@ -119,12 +119,16 @@ void write_html_escaped(FILE *f, const char *text) {
 }
 
 void table_html(const table *t, FILE *f) {
-    fputs("<div class=\"wide\" tabindex=\"0\"><table class=\"list\">\n", f);
+    /* The style aligns columns on the left by their number, up to this many. */
+    enum { MOST_FIRST = 4 };
+    int first = 0;
+    while (first < MOST_FIRST && first < t->columns && left(t, first)) first++;
+    fprintf(f, "<div class=\"wide\" tabindex=\"0\"><table class=\"list first%d\">\n", first);
     for (int r = -1; r < rows(t); r++) {
         fputs(r < 0 ? "<thead><tr>" : "<tr>", f);
         for (int c = 0; c < t->columns; c++) {
             const char *tag = r < 0 ? "th" : "td";
-            fprintf(f, "<%s%s>", tag, left(t, c) ? " class=\"l\"" : "");
+            fprintf(f, "<%s%s>", tag, c >= first && left(t, c) ? " class=\"l\"" : "");
             write_html_escaped(f, r < 0 ? head(t, c) : t->cells[r * t->columns + c]);
             fprintf(f, "</%s>", tag);
         }

@@ -3,7 +3,8 @@
  * Most columns of causal S2 with turns hold neighbours between the same two strided blocks as those
  * of the column before, and their rows have two segments: at the bottom as many as the keys have
  * moved down, which a far column had last, and above them those that the column before has taken.
- * So such a column is the last one moved down, turns included, which takes a fraction of a walk.
+ * So such a column is the last one moved down, turns included. It takes a fraction of a walk, and
+ * is written once, to its place.
  */
 #include "column_rows.h"
 
@@ -58,23 +59,24 @@ int64_t tess_column_repeat(tess_column_walk *w, int64_t most) {
     model m;
     if (most <= 0 || !read_model(w, &m)) return 0;
     tess_turn_map *map = &x->maps[0];
-    const uint32_t far = m.free->column | TESS_TURN_UPWARD;
     const uint64_t n = room_below(x, &m, (uint64_t)most), rows = m.segments[0].rows;
     if (n == 0) return 0;
-    tess_segment *s = x->segments + x->n_segments;
-    m.segments[0].step = far;
-    for (uint64_t c = x->n_columns; c < x->n_columns + n; c++, s += 2) {
+    tess_column_copies *copies =
+        tess_column_more(w, x->copies, &x->copies_room, x->n_copies, sizeof *copies);
+    if (!copies) return 0;
+    x->copies = copies;
+    copies[x->n_copies++] = (tess_column_copies){.column = x->n_columns,
+                                                 .segment = x->n_segments,
+                                                 .n = n,
+                                                 .moved = m.moved,
+                                                 .model = m.column,
+                                                 .segments = {m.segments[0], m.segments[1]},
+                                                 .wait = m.free->column};
+    for (uint64_t c = x->n_columns; c < x->n_columns + n; c++) {
         m.column.key -= m.moved;
-        m.column.segment += 2;
-        x->columns[c] = m.column;
         uint32_t *bucket = tess_order_bucket(&x->order, m.column.key >> w->near_shift);
         x->places[c] = (uint32_t)(bucket - x->order.bucket);
         ++*bucket;
-        m.segments[0].row -= (int32_t)m.moved;
-        m.segments[1].row -= (int32_t)m.moved;
-        m.segments[1].step = (uint32_t)c | TESS_TURN_UPWARD;
-        s[0] = m.segments[0];
-        s[1] = m.segments[1];
         m.end -= m.strips;
         map->runs[--map->high] = (tess_turn_run){m.end, (uint32_t)c};
     }
@@ -90,4 +92,32 @@ int64_t tess_column_repeat(tess_column_walk *w, int64_t most) {
         map->low--;
     }
     return (int64_t)n;
+}
+
+uint32_t tess_column_copies_place(const tess_columns *x, const tess_column_copies *copies,
+                                  uint32_t *bucket, tess_column *out) {
+    tess_column column = copies->model;
+    for (uint64_t n = copies->column; n < copies->column + copies->n; n++) {
+        column.key -= copies->moved;
+        column.segment += 2;
+        x->places[n] = bucket[x->places[n]]++;
+        out[x->places[n]] = column;
+    }
+    return (uint32_t)(copies->column + copies->n);
+}
+
+uint64_t tess_column_copies_segments(const tess_columns *x, const tess_column_copies *copies,
+                                     tess_segment *out) {
+    const uint32_t *before = &x->places[copies->column - 1];
+    tess_segment lower = copies->segments[0], upper = copies->segments[1];
+    lower.step = tess_column_turn(x, copies->wait | TESS_TURN_UPWARD);
+    out += copies->segment;
+    for (uint64_t n = 0; n < copies->n; n++) {
+        lower.row -= (int32_t)copies->moved;
+        upper.row -= (int32_t)copies->moved;
+        upper.step = TESS_TURN_UPWARD | (before[n] + 1);
+        *out++ = lower;
+        *out++ = upper;
+    }
+    return copies->segment + 2 * copies->n;
 }

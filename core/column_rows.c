@@ -6,7 +6,6 @@
  */
 #include "column_rows.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "spare.h"
@@ -22,7 +21,9 @@ static int64_t last_key(const tess_column_walk *w, const tess_column_keys *k, in
 void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t size) {
     tess_runtime *runtime = w->x->runtime;
     /* Most columns have one segment, or two where they take turns. */
-    const uint64_t least = w->x->expected + w->x->expected / 8 + 16,
+    const uint64_t expected = w->x->expected,
+                   least = size == sizeof(tess_column_copies) ? expected / 32 + 16
+                                                              : expected + expected / 8 + 16,
                    more = *room == 0 ? (size == sizeof(tess_segment) && w->x->turns ? 2 : 1) * least
                                      : *room + *room / 2;
     void *moved = w->status == TESS_OK && more <= SIZE_MAX / size
@@ -152,23 +153,86 @@ static void end_run(tess_column_walk *w, const tess_head_run *run) {
     w->held.begin = w->held.end = 0;
 }
 
-static int compare_rising(const void *a, const void *b) {
-    const tess_segment *x = a, *y = b;
-    return x->row != y->row ? (x->row > y->row) - (x->row < y->row) : x->head - y->head;
+/* Cuts the rows of segment n that lie below row c off as a segment of their own. */
+static bool cut_segment(tess_column_walk *w, uint64_t n, int64_t c) {
+    tess_columns *x = w->x;
+    tess_segment *list =
+        tess_column_more(w, x->segments, &x->segments_room, x->n_segments, sizeof *list);
+    if (!list) return false;
+    x->segments = list;
+    tess_segment *lower = &list[n], *upper = &list[x->n_segments++];
+    const uint32_t above = (uint32_t)((int64_t)lower->row + lower->rows - c);
+    *upper = *lower;
+    upper->row = (int32_t)c;
+    upper->rows = above;
+    lower->rows -= above;
+    if (lower->mask_head == TESS_ALL_ROWS) return true;
+    const int64_t head = lower->mask_head, tail = lower->mask_tail;
+    upper->mask_head = (uint16_t)larger(0, head - lower->rows);
+    upper->mask_tail = (uint16_t)smaller(tail, above);
+    lower->mask_head = (uint16_t)smaller(head, lower->rows);
+    lower->mask_tail = (uint16_t)larger(0, tail - above);
+    return true;
 }
 
-static int compare_falling(const void *a, const void *b) {
-    const tess_segment *x = a, *y = b;
-    const int64_t x_end = (int64_t)x->row + x->rows, y_end = (int64_t)y->row + y->rows;
-    return x_end != y_end ? (x_end < y_end) - (x_end > y_end) : x->head - y->head;
+/*
+ * Heads of a kv head with patterns of their own take turns with other columns at different rows.
+ * If a column took one head after the other, a column with higher keys would wait at the near rows
+ * of the last head until this one is done with all others, and in turn keep the next one waiting.
+ * So near rows are cut on one grid for all heads, coarse enough for a few segments each, and the
+ * column goes from piece to piece. Rows that only far segments have are left whole. Returns the
+ * rows of a piece.
+ */
+static int64_t cut_near_rows(tess_column_walk *w, uint64_t first) {
+    enum { STRIPS = 8, PIECES = 8 };
+    tess_columns *x = w->x;
+    const uint64_t last = x->n_segments;
+    const int64_t rows = w->p1 - w->p0;
+    int64_t low = rows, high = 0, piece = (int64_t)STRIPS * x->step_rows;
+    for (uint64_t n = first; n < last; n++) {
+        const int64_t begin = x->segments[n].row, end = begin + x->segments[n].rows;
+        low = smaller(low, begin);
+        if (end < rows || w->upward) high = larger(high, end);
+    }
+    while (piece * PIECES < high - low) piece *= 2;
+    for (uint64_t n = first; n < last && high > low; n++) {
+        const int64_t begin = x->segments[n].row,
+                      end = smaller(begin + x->segments[n].rows, high + piece);
+        int64_t c = (end - 1) / piece * piece;
+        for (; c > begin; c -= piece)
+            if (!cut_segment(w, n, c)) return piece;
+    }
+    return piece;
+}
+
+/* Whether segment a comes before b on the way through the rows: piece by piece, and in each piece
+ * one head after the other. */
+static bool comes_before(const tess_segment *a, const tess_segment *b, int64_t piece, bool upward) {
+    const int64_t x = upward ? a->row : -((int64_t)a->row + a->rows - 1),
+                  y = upward ? b->row : -((int64_t)b->row + b->rows - 1),
+                  x_piece = floor_div(x, piece), y_piece = floor_div(y, piece);
+    if (x_piece != y_piece) return x_piece < y_piece;
+    return a->head != b->head ? a->head < b->head : x < y;
+}
+
+/* Shell's sort: a column has a few dozen segments. */
+static void sort_segments(tess_segment *list, uint64_t n, int64_t piece, bool upward) {
+    for (uint64_t gap = n / 2; gap > 0; gap /= 2)
+        for (uint64_t i = gap; i < n; i++) {
+            const tess_segment own = list[i];
+            uint64_t to = i;
+            for (; to >= gap && comes_before(&own, &list[to - gap], piece, upward); to -= gap)
+                list[to] = list[to - gap];
+            list[to] = own;
+        }
 }
 
 /* Puts the segments of a column in the order in which it goes through the rows: that of all heads
  * together, since the columns after it wait for each of them. Those of a run of heads rise. */
-static void order_segments(const tess_column_walk *w, tess_segment *first, tess_segment *last) {
+static void order_segments(const tess_column_walk *w, uint64_t from, int64_t piece) {
+    tess_segment *first = w->x->segments + from, *last = w->x->segments + w->x->n_segments;
     if (w->last_run - w->run > 1) {
-        qsort(first, (size_t)(last - first), sizeof *first,
-              w->upward ? compare_rising : compare_falling);
+        sort_segments(first, (uint64_t)(last - first), piece, w->upward);
         return;
     }
     if (w->upward) return;
@@ -365,6 +429,6 @@ void tess_column_rows(tess_column_walk *w, const tess_column_keys *k) {
     w->cost = 0;
     for (const tess_head_run *run = w->run; run < w->last_run && w->p0 < w->p1; run++)
         run_rows(w, run, k);
-    if (x->turns && x->n_segments > first)
-        order_segments(w, x->segments + first, x->segments + x->n_segments);
+    if (!x->turns || x->n_segments == first) return;
+    order_segments(w, first, w->last_run - w->run > 1 ? cut_near_rows(w, first) : 1);
 }

@@ -52,6 +52,20 @@ void tess_column_rows(tess_column_walk *w, const tess_column_keys *k);
  * in nothing else. Returns how many. */
 int64_t tess_column_repeat(tess_column_walk *w, int64_t most);
 
+/* Writes those columns to their places, which x->places gets instead of their buckets. Returns the
+ * number of the column after them. */
+uint32_t tess_column_copies_place(const tess_columns *x, const tess_column_copies *copies,
+                                  uint32_t *bucket, tess_column *out);
+/* Writes their segments, when all columns have places. Returns the number of the one after them. */
+uint64_t tess_column_copies_segments(const tess_columns *x, const tess_column_copies *copies,
+                                     tess_segment *out);
+
+/* A turn that names a column by its place in the table rather than by its number. */
+static inline uint32_t tess_column_turn(const tess_columns *x, uint32_t turn) {
+    const uint32_t wait = turn & TESS_TURN_WAIT;
+    return wait == 0 ? turn : (turn & TESS_TURN_UPWARD) | (x->places[wait - 1] + 1);
+}
+
 /* Moves a list with room for *room items to where there is room for more; NULL without memory. */
 void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t size);
 

@@ -436,18 +436,25 @@ static void count_columns(tess_columns *x, const section *s) {
     }
 }
 
-/* Places the columns of the section, of which the buckets say how many there are of each cost. */
+/* Places the columns of the section, of which the buckets say how many there are of each cost.
+ * *copies: no column of the section comes before them; moves on. */
 static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places,
-                              tess_column *out) {
+                              const tess_column_copies **copies, tess_column *out) {
     uint32_t *const bucket = x->order.bucket;
+    const tess_column_copies *c = *copies, *const c_end = x->copies + x->n_copies;
     places = tess_order_places(&x->order, places);
     for (uint64_t head = s->begin; head < s->end; head++) {
         const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
-        for (uint32_t n = starts[s->from]; n < last; n++) {
-            x->places[n] = bucket[x->places[n]]++;
-            out[x->places[n]] = x->columns[n];
+        for (uint32_t n = starts[s->from]; n < last;) {
+            const uint64_t next = c < c_end ? c->column : last;
+            for (; n < last && n < next; n++) {
+                x->places[n] = bucket[x->places[n]]++;
+                out[x->places[n]] = x->columns[n];
+            }
+            if (n < last) n = tess_column_copies_place(x, c++, bucket, out);
         }
     }
+    *copies = c;
     return places;
 }
 
@@ -466,6 +473,8 @@ static uint64_t last_section(const tess_columns *x, uint64_t total) {
  * more, and places what each has from `from` to `to`. */
 static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, int from, int to,
                                uint32_t places, tess_column *out) {
+    /* They are columns of near rows. */
+    const tess_column_copies *copies = to == 1 ? x->copies + x->n_copies : x->copies;
     uint64_t total = 0, sum = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
@@ -475,23 +484,27 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
     for (uint64_t n = 1; n <= sections; n++) {
         s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
         count_columns(x, &s);
-        places = place_columns(x, &s, places, out);
+        places = place_columns(x, &s, places, &copies, out);
         s.begin = s.end;
     }
     s.end = all_heads(x);
     /* Of a single section, the buckets hold what the count left there. */
     if (s.begin != 0 || to - from != 2) count_columns(x, &s);
-    return place_columns(x, &s, places, out);
+    return place_columns(x, &s, places, &copies, out);
 }
 
 /* Turns name columns by their number in the table from now on. */
 static void place_segments(const tess_columns *x, tess_segment *out) {
+    const tess_column_copies *c = x->copies, *const c_end = c + x->n_copies;
     if (!x->turns && x->n_segments > 0)
         memcpy(out, x->segments, (size_t)x->n_segments * sizeof *out);
-    for (uint64_t n = 0; x->turns && n < x->n_segments; n++) {
-        const uint32_t turn = x->segments[n].step, wait = turn & TESS_TURN_WAIT;
-        out[n] = x->segments[n];
-        if (wait != 0) out[n].step = (turn & TESS_TURN_UPWARD) | (x->places[wait - 1] + 1);
+    for (uint64_t n = 0; x->turns && n < x->n_segments;) {
+        const uint64_t next = c < c_end ? c->segment : x->n_segments;
+        for (; n < next; n++) {
+            out[n] = x->segments[n];
+            out[n].step = tess_column_turn(x, out[n].step);
+        }
+        if (n < x->n_segments) n = tess_column_copies_segments(x, c++, out);
     }
 }
 
@@ -665,6 +678,7 @@ void tess_columns_release(tess_columns *x) {
     if (!x->runtime) return;
     const tess_layout *layout = x->jobs->tiler->layout;
     const size_t heads = (size_t)layout->n_kv_heads;
+    tess_spare_give(x->runtime, x->copies, (size_t)x->copies_room * sizeof *x->copies);
     tess_spare_give(x->runtime, x->places, (size_t)x->places_room * sizeof *x->places);
     tess_spare_give(x->runtime, x->segments, (size_t)x->segments_room * sizeof *x->segments);
     tess_spare_give(x->runtime, x->columns, (size_t)x->columns_room * sizeof *x->columns);

@@ -11,6 +11,16 @@ _Static_assert(sizeof(tess_column) == 4 * TESS_COLUMN_WORDS, "a column is eight 
 _Static_assert(sizeof(tess_segment) == 4 * TESS_SEGMENT_WORDS, "a segment is six words");
 _Static_assert(sizeof(tess_strip) == 4 * TESS_STRIP_WORDS, "a strip is two words");
 
+/* Columns that are the one before them moved down, each by its keys, and have two segments. They
+ * have numbers like all others, but are only written where they are placed. */
+typedef struct tess_column_copies {
+    uint64_t column, segment, n; /* numbers of the first ones, and how many columns */
+    uint32_t moved;              /* keys and rows from one to the next */
+    tess_column model;           /* the column before the first, */
+    tess_segment segments[2];    /* and its segments */
+    uint32_t wait; /* of the lower segments; the upper ones wait for the column before */
+} tess_column_copies;
+
 typedef struct tess_columns {
     tess_runtime *runtime;
     const tess_jobs *jobs; /* of the same sequences; has the layout and the runs of heads */
@@ -43,7 +53,9 @@ typedef struct tess_columns {
      * columns by their number here. */
     uint64_t expected; /* columns, about */
     uint64_t n_columns, n_segments, columns_room, places_room, segments_room;
-    uint64_t n_repeated; /* columns that tess_column_repeat added, which tests look at */
+    tess_column_copies *copies; /* whose columns and segments are not in the lists below */
+    uint64_t n_copies, copies_room;
+    uint64_t n_repeated; /* columns of all of them, which tests look at */
     tess_column *columns;
     uint32_t *places;
     tess_segment *segments;

@@ -3,9 +3,11 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "instance_parts.h"
 #include "text.h"
@@ -618,9 +620,49 @@ int64_t instance_nth_row(int64_t n, int64_t wanted, int64_t total) {
     return at < total ? at : total - 1;
 }
 
+/* A row to compare, and where its reference is. */
+typedef struct row_task {
+    const instance *x;
+    int64_t b, row;
+    int32_t head;
+    int known; /* the reference was made for an earlier instance */
+    double *ref;
+} row_task;
+
+static void *make_task(void *argument) {
+    const row_task *t = argument;
+    if (!t->known) make_reference(t->x, t->b, t->head, t->row, t->ref);
+    return NULL;
+}
+
+enum { MOST_TASKS = 32 };
+
+/* How many rows of the reference are made at once, by a thread each: over a long cache one takes
+ * longer than the kernel under test needs for all of them. */
+static int64_t tasks_at_once(const problem *p) {
+    enum { ROW_WORTH_A_THREAD = 1 << 19 }; /* elements of K */
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    if (problem_max_kv(p) * p->head_dim < ROW_WORTH_A_THREAD || cpus < 2) return 1;
+    return cpus < MOST_TASKS ? cpus : MOST_TASKS;
+}
+
+static void make_tasks(row_task *tasks, int64_t n) {
+    pthread_t threads[MOST_TASKS];
+    int started[MOST_TASKS] = {0};
+    for (int64_t i = 1; i < n; i++)
+        started[i] = pthread_create(&threads[i], NULL, make_task, &tasks[i]) == 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!started[i]) make_task(&tasks[i]);
+    for (int64_t i = 1; i < n; i++)
+        if (started[i]) pthread_join(threads[i], NULL);
+}
+
 static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance_verdict *verdict) {
     const problem *p = x->problem;
-    double *own = malloc(reference_doubles(p) * sizeof *own);
+    const int64_t at_once = tasks_at_once(p);
+    const size_t size = reference_doubles(p);
+    row_task tasks[MOST_TASKS];
+    double *own = malloc((size_t)at_once * size * sizeof *own);
     if (!own) {
         t->failed = 1;
         text_error(verdict->what, sizeof verdict->what, "out of memory for the reference");
@@ -629,16 +671,25 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
     int64_t total = problem_q_tokens(p) * p->heads;
     int64_t wanted = max_rows > 0 && max_rows < total ? max_rows : total;
     int64_t b = 0, before = 0; /* rows of the sequences ahead of b */
-    for (int64_t n = 0; n < wanted; n++) {
-        int64_t at = instance_nth_row(n, wanted, total);
-        while (at - before >= problem_q_len(p, b) * p->heads)
-            before += problem_q_len(p, b++) * p->heads;
-        const int64_t q_len = problem_q_len(p, b), row = (at - before) % q_len;
-        const int32_t head = (int32_t)((at - before) / q_len);
-        double *kept = memo_row(x, n, wanted), *ref = kept ? kept : own;
-        if (!kept || n >= x->memo->n_rows) make_reference(x, b, head, row, ref);
-        if (kept && n >= x->memo->n_rows) x->memo->n_rows = n + 1;
-        compare_row(x, b, head, row, ref, t, verdict);
+    for (int64_t first = 0; first < wanted; first += at_once) {
+        const int64_t count = wanted - first < at_once ? wanted - first : at_once;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t n = first + i, at = instance_nth_row(n, wanted, total);
+            while (at - before >= problem_q_len(p, b) * p->heads)
+                before += problem_q_len(p, b++) * p->heads;
+            const int64_t q_len = problem_q_len(p, b);
+            double *kept = memo_row(x, n, wanted);
+            tasks[i] = (row_task){x,
+                                  b,
+                                  (at - before) % q_len,
+                                  (int32_t)((at - before) / q_len),
+                                  kept && n < x->memo->n_rows,
+                                  kept ? kept : own + (size_t)i * size};
+            if (kept && n >= x->memo->n_rows) x->memo->n_rows = n + 1;
+        }
+        make_tasks(tasks, count);
+        for (int64_t i = 0; i < count; i++)
+            compare_row(x, tasks[i].b, tasks[i].head, tasks[i].row, tasks[i].ref, t, verdict);
     }
     verdict->rows = wanted;
     free(own);

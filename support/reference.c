@@ -370,7 +370,7 @@ static void *fill_numbers(void *argument) {
 /* Each number depends on its index alone, so large tensors are filled by threads: on one, the cache
  * of a GPU would take most of the time of a benchmark. */
 void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream) {
-    enum { MOST_PARTS = 32, PART_AT_LEAST = 1 << 24 };
+    enum { MOST_PARTS = 32, PART_AT_LEAST = 1 << 21 };
     fill_part parts[MOST_PARTS];
     pthread_t threads[MOST_PARTS];
     int started[MOST_PARTS] = {0};

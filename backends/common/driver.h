@@ -175,14 +175,16 @@ struct tess_driver_row {
     tess_status (*merge)(tess_driver_device *d, const tess_launch *launch, void *stream);
 };
 
+enum { TESS_DRIVER_PASSES = 5 };
+
 /* kernel->state of every row: the functions of a plan. */
 typedef struct tess_driver_state {
     tess_driver_device *device;
     void *forward, *merge;            /* or the kernel of another operation, and none */
     const tess_portable_shape *shape; /* of the portable forward kernel */
     const tess_backward_shape *backward;
-    void *passes[TESS_BACKWARD_STAGES]; /* of backward: a kernel for each stage */
-    uint32_t groups, warps, stages;     /* where the kernel has workgroups of several sizes */
+    void *passes[TESS_DRIVER_PASSES]; /* of backward: kernels of the stages */
+    uint32_t groups, warps, stages;   /* where the kernel has workgroups of several sizes */
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;

@@ -21,8 +21,9 @@ enum {
     COUNTER_BYTES = 256, /* of the workspace */
 };
 
-/* Places in tess_driver_state.passes. */
-enum { DELTA, COLUMNS, FINISH };
+/* Places in tess_driver_state.passes. The last two leave out what a run does not want. */
+enum { DELTA, COLUMNS, FINISH, COLUMNS_DQ, COLUMNS_DKV, KERNELS };
+_Static_assert((int)KERNELS <= (int)TESS_DRIVER_PASSES, "every kernel has a place");
 
 static const instance *find(int32_t head_dim) {
     for (size_t n = 0; n < INSTANCES; n++)
@@ -41,8 +42,22 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     return tess_cuda_refusal(NULL, key);
 }
 
+/* Those of columns need as much shared memory as the one of all gradients. */
+static tess_status find_pass(tess_driver_device *d, const tess_kernel_key *key, const instance *x,
+                             const char *kernel, void **function) {
+    char name[64];
+    snprintf(name, sizeof name, "tess_sm90_%s_%s_%d", kernel, tess_portable_dtype(key->dtype),
+             (int)x->head_dim);
+    TESS_RETURN_IF_ERROR(tess_driver_function(d, CUDA_SM90_BACKWARD_MODULE,
+                                              &tess_cuda_sm90_backward_images[0], name, function));
+    return strncmp(kernel, "columns", strlen("columns")) == 0
+               ? tess_cuda_set_shared(d, *function, x->shared_bytes, name)
+               : TESS_OK;
+}
+
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
-    static const char *const stages[] = {"delta", "columns", "finish"};
+    static const char *const kernels[KERNELS] = {"delta", NULL, "finish", "columns_dq",
+                                                 "columns_dkv"};
     static const tess_kernel_costs none = {0}; /* keys are never split */
     const instance *x = find(key->head_dim);
     TESS_RETURN_IF_ERROR(tess_cuda_prepare(d, key, CUDA_SM90_BACKWARD_MODULE,
@@ -51,13 +66,8 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     tess_driver_state *state = kernel->state;
     tess_status status = TESS_OK;
     state->passes[COLUMNS] = state->forward;
-    for (int n = DELTA; n <= FINISH && status == TESS_OK; n += 2) {
-        char name[64];
-        snprintf(name, sizeof name, "tess_sm90_%s_%s_%d", stages[n],
-                 tess_portable_dtype(key->dtype), (int)x->head_dim);
-        status = tess_driver_function(d, CUDA_SM90_BACKWARD_MODULE,
-                                      &tess_cuda_sm90_backward_images[0], name, &state->passes[n]);
-    }
+    for (int n = DELTA; n < KERNELS && status == TESS_OK; n++)
+        if (kernels[n]) status = find_pass(d, key, x, kernels[n], &state->passes[n]);
     if (status != TESS_OK) tess_driver_state_release(kernel);
     tess_portable_tiles((int32_t)x->rows, 8, &none, kernel);
     kernel->scratch_bytes = COUNTER_BYTES;
@@ -184,6 +194,17 @@ static tess_status launch_columns(tess_driver_device *d, const tess_launch *l, c
     return TESS_OK;
 }
 
+/* The kernel of columns for the gradients that the run wants. */
+static void *columns_of(const tess_launch *l) {
+    const tess_driver_state *state = l->kernel->state;
+    const uint32_t none = TESS_BUFFER_NONE;
+    if (l->tensor[TESS_ROLE_D_Q].buffer.kind == none) return state->passes[COLUMNS_DKV];
+    return l->tensor[TESS_ROLE_D_K].buffer.kind == none &&
+                   l->tensor[TESS_ROLE_D_V].buffer.kind == none
+               ? state->passes[COLUMNS_DQ]
+               : state->passes[COLUMNS];
+}
+
 static tess_status launch(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
     const instance *x = find(l->head_dim);
@@ -194,7 +215,7 @@ static tess_status launch(tess_driver_device *d, const tess_launch *l, void *str
         return launch_strips(d, l, state->passes[DELTA], TESS_SM90_DELTA_THREADS, &args, stream);
     case TESS_STAGE_FINISH:
         return launch_strips(d, l, state->passes[FINISH], TESS_SM90_FINISH_THREADS, &args, stream);
-    default: return launch_columns(d, l, x, state->passes[COLUMNS], &args, stream);
+    default: return launch_columns(d, l, x, columns_of(l), &args, stream);
     }
 }
 

@@ -65,8 +65,8 @@ FMA_LOOP(fma_f32, FLOAT4, float)
 FMA_LOOP(fma_f16, HALF2, HALF)
 #endif
 
-// Matrix units: a product is of one subgroup, with operands and sums in registers. UNIT_FLOP is
-// what a thread of it does.
+// Matrix units: a product is of one subgroup, with operands and sums in registers. Sums begin with
+// different values, or a compiler may make one of two. UNIT_FLOP is what a thread of it does.
 #if defined(LOOPS_NV)
 #define UNIT_FLOP 128
 #define SUMS      float4
@@ -127,11 +127,11 @@ FUNCTION SUMS product_bf16(SUMS c, unsigned a, unsigned b) {
 #define SUBGROUP
 #endif
 #ifdef UNIT_FLOP
-#define SAME(i) a##i = sum,
+#define NEXT(i) a##i = sum + (float)(i),
 #define UNIT_LOOP(name, PRODUCT)                                  \
     KERNEL SUBGROUP void name(GLOBAL float *to, unsigned turns) { \
         unsigned x = THREAD, y = x + 1;                           \
-        SUMS sum = (SUMS)(0.0f), EACH(SAME) last = sum;           \
+        SUMS sum = (SUMS)(0.0f), EACH(NEXT) last = sum;           \
         for (unsigned n = 0; n < turns; n++) { EACH(PRODUCT) }    \
         EACH(SUM)                                                 \
         if (sum.x == 1.2345f) to[0] = last.x;                     \

@@ -5,6 +5,15 @@
 const page = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const table = document.getElementById("matrix");
+  // A cell with a time is a list of the fields that `data.fields` names.
+  for (const row of data.rows) row.cells = row.cells.map((list) => {
+    if (!Array.isArray(list)) return list;
+    const cell = { status: "ok" };
+    data.fields.forEach((name, n) => { cell[name] = list[n]; });
+    cell.kernel = data.kernels[cell.kernel];
+    cell.spread = (cell.q3 - cell.q1) / cell.median;
+    return cell;
+  });
   const SAME = 0.02; // as in bench/matrix.h
   const words = { // of the fragment, with what they are without it
     op: "", pattern: "", type: "", kernel: "", find: "", hide: "", base: "",
@@ -86,7 +95,7 @@ const page = (() => {
     v < 99.95 ? v.toFixed(1) : v.toFixed(0)) + "x";
 
   function showCell(td, row, k, best, off) {
-    const cell = row.cells[k], tag = td.querySelector(".tag"), bar = td.querySelector(".rel");
+    const cell = row.cells[k], tag = td.querySelector(".tag");
     td.hidden = off.has(k);
     const filtered = state.kernel && !shown(cell, k, off);
     td.classList.toggle("off", Boolean(filtered));
@@ -97,7 +106,7 @@ const page = (() => {
     td.classList.toggle("level", level);
     tag.textContent = k === best ? "\u2605 fastest" : level ? "\u2248 level" :
       behind ? (behind < 9.95 ? behind.toFixed(2) : behind.toFixed(0)) + "\u00d7" : "";
-    if (bar) bar.style.width = (behind ? 100 / behind : 0) + "%";
+    td.style.setProperty("--w", (behind ? 100 / behind : 0) + "%");
     showRatio(td, row, k, off);
   }
 
@@ -112,7 +121,7 @@ const page = (() => {
     if (!line) {
       line = make("small", { className: "ratio" });
       line.dataset.first = "";
-      td.insertBefore(line, td.querySelector(".rel"));
+      td.append(line);
     }
     const than = row.cells[base];
     if (k === base || !shown(than, base, new Set())) {
@@ -161,20 +170,21 @@ const page = (() => {
 
   function showBars(off) {
     for (const bars of document.querySelectorAll(".bars")) {
-      const rows = [...bars.querySelectorAll(".barrow")], values = [];
+      const rows = [...bars.querySelectorAll("p")], values = [];
+      const cellOf = (row) => data.rows[row.parentNode.dataset.r].cells[row.dataset.c];
       for (const group of bars.children)
         group.hidden = !rowFits(data.rows[group.dataset.r], off);
       for (const row of rows) {
-        const cell = data.rows[row.parentNode.dataset.r].cells[row.dataset.c];
-        row.hidden = !shown(cell, Number(row.dataset.c), off);
-        if (!row.hidden && !row.parentNode.hidden) values.push(Number(row.dataset.v));
+        row.hidden = !shown(cellOf(row), Number(row.dataset.c), off);
+        if (!row.hidden && !row.parentNode.hidden) values.push(cellOf(row).rate);
       }
       const most = Math.max(...values), least = Math.min(...values) / 2;
       for (const row of rows) {
-        const v = Number(row.dataset.v);
+        const v = cellOf(row).rate;
         const share = state.bars === "log" ? Math.log(v / least) / Math.log(most / least) :
           v / most;
-        row.querySelector("i").style.width = Math.max(0, Math.min(1, share)) * 100 + "%";
+        row.querySelector("i").style.setProperty("--w",
+          Math.max(0, Math.min(1, share)) * 100 + "%");
       }
     }
   }
@@ -208,7 +218,7 @@ const page = (() => {
         any = true;
         rows.push(row);
         const best = fastest(row, off);
-        for (const td of tr.querySelectorAll("td")) showCell(td, row, Number(td.dataset.c), best, off);
+        for (const td of tr.querySelectorAll("td")) showCell(td, row, td.cellIndex - 1, best, off);
       }
       body.hidden = !any;
     }

@@ -8,12 +8,15 @@ import io
 import json
 import math
 import os
+import subprocess
 import sys
 import unittest
+import xml.etree.ElementTree
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import command  # noqa: E402
 import made_results as made  # noqa: E402
+import made_table  # noqa: E402
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 WRITE = "--write" in sys.argv
@@ -257,12 +260,25 @@ class Compare(command.CommandTest):
         self.put("a.json", root)
         self.compare("a.json", "--html", "a.html")
         page = self.read("a.html")
-        self.assertIn("<td>1.98 GHz, 350 W, 41 °C<td>1.98 GHz, 350 W, 44 °C", page)
+        self.assertIn("<td>1.98 GHz, 350 W, 41 → 44 °C", page)
         self.assertNotIn("tokens a joule", page)
         root["results"][0]["joules"] = 0.25
         self.put("a.json", root)
         self.compare("a.json", "--html", "a.html")
         self.assertIn("<td>0.25<td>1.64e+04", self.read("a.html"))  # 4096 / 0.25
+
+    def test_figures(self):
+        """Each chart of a page is a picture of its own, which is XML although the page is not."""
+        self.put("a.json", made_table.table())
+        self.compare("a.json", "--html", "a.html")
+        script = os.path.join(os.path.dirname(GOLDEN), "..", "..", "bench", "figures.py")
+        done = subprocess.run([sys.executable, "-B", script, self.path("a.html"),
+                               self.path("chart")], check=True, stdout=subprocess.PIPE)
+        paths = [line.split(" ")[0] for line in done.stdout.decode().splitlines()]
+        self.assertEqual(len(paths), self.read("a.html").count("<svg class=chart"))
+        for path in paths:
+            picture = xml.etree.ElementTree.parse(path).getroot()
+            self.assertGreater(len(list(picture.iter("{http://www.w3.org/2000/svg}use"))), 3)
 
     # -------------------------------------------------------------- bad input
 

@@ -24,7 +24,7 @@ SAME = 0.02  # as in bench/matrix.h
 ROWS = """JSON.stringify([...document.querySelectorAll('#matrix tbody tr[data-r]')].filter(
   tr => tr.offsetParent).map(tr => [+tr.dataset.r, [...tr.querySelectorAll('td')].filter(
   td => td.offsetParent && getComputedStyle(td).visibility === 'visible').map(
-  td => [+td.dataset.c, td.className.match(/best|level|none/)?.[0] || '',
+  td => [td.cellIndex - 1, td.className.match(/best|level|none/)?.[0] || '',
          td.querySelector('b')?.textContent || td.textContent.trim(),
          td.querySelector('.tag')?.textContent || ''])]))"""
 
@@ -238,7 +238,12 @@ class Page(command.CommandTest):
 
     def test_plots(self):
         page = self.write("table", made_table.table())
-        self.assertLess(os.path.getsize(page), 400_000)
+        # Four columns, and the eight of two machines.
+        self.write("other", made_table.table(1.1))
+        self.succeed("compare", self.path("table.json"), self.path("other.json"), "--html",
+                     self.path("both.html"))
+        for size, name in ((300_000, "table"), (400_000, "both")):
+            self.assertLess(os.path.getsize(self.path(name + ".html")), size)
         self.open(page, script=False)
         pictures = ("[...document.querySelectorAll('svg.chart')].filter("
                     "s => s.getBoundingClientRect().height).length")
@@ -272,14 +277,21 @@ class Page(command.CommandTest):
         self.open(page)
         # Bars are as long as their rates, and a log axis keeps their order.
         bars = """JSON.stringify([...document.querySelectorAll('.bars')].map(b =>
-            [...b.querySelectorAll('.barrow')].map(r => [+r.dataset.v,
-             parseFloat(r.querySelector('i').style.width)])))"""
-        for group in json.loads(value(bars)):
+            [...b.querySelectorAll('p')].map(r => [+r.parentNode.dataset.r, +r.dataset.c,
+             parseFloat(r.querySelector('i').style.getPropertyValue('--w'))])))"""
+        rows = self.json("table")["rows"]
+
+        def groups():
+            return [[(rows[r]["cells"][c]["rate"], width) for r, c, width in group]
+                    for group in json.loads(value(bars))]
+
+        self.assertEqual(len(groups()), 2)
+        for group in groups():
             most = max(v for v, _ in group)
             for v, width in group:
                 self.assertAlmostEqual(width, 100 * v / most, delta=0.1)
         self.choose("Axis", "log")
-        for group in json.loads(value(bars)):
+        for group in groups():
             self.assertEqual([w for _, w in sorted(group)], sorted(w for _, w in group))
         self.assertEqual(self.browser.errors(), [])
         self.assertLessEqual(self.browser.paper(), 4)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limits of an NVIDIA GPU through a driver and a cuBLAS that are fake: which of them are found,
- * what the rates are, and what stands in where something is missing. */
+ * what the rates are, and what stands in where something is missing; and a clock that rises. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 #include "ceilings.h"
 #include "fake_cuda.h"
 #include "limits/gpu.h"
+#include "measure.h"
 
 #define UUID "00102030-4050-6070-8090-a0b0c0d0e0f0"
 #define PCI  "0000:1a:00.0"
@@ -166,12 +167,58 @@ static void test_hip(void **state) {
     report_free(&r);
 }
 
+/* A problem is timed when the clock, which fake_nvml.c lets rise after some looks at it, is up. The
+ * CPU stands in for the GPU. */
+static void test_warm_up(void **state) {
+    (void)state;
+    tess_runtime *runtime;
+    tess_device *device;
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cpu"};
+    const measure_limits limits = {.host_bytes = 1u << 30, .device_bytes = 1u << 30};
+    bench_report r = {.n_devices = 0};
+    contestant *c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    assert_int_equal(tess_runtime_create(NULL, &runtime), TESS_OK);
+    assert_int_equal(tess_device_open(runtime, &desc, &device), TESS_OK);
+    const bench_device *d = add(&r, "vulkan:0", UUID);
+    assert_int_equal(contestant_open(c, runtime, device, NULL,
+                                     "heads=1 q_len=64 head_dim=32 pattern=dense", &limits),
+                     0);
+    contest(&c, 1, d, &limits);
+    assert_int_equal(c->result.status, BENCH_OK);
+    assert_true(c->result.before.clock_hz == 1980e6);
+    assert_true(c->result.after.clock_hz == 1980e6);
+    contestant_close(c);
+    free(c);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    report_free(&r);
+}
+
+/* Where it was timed with a clock that rose, the result says so; a falling one is the limit of
+ * power. */
+static void test_warming(void **state) {
+    static const double clocks[][2] = {{345e6, 600e6}, {1980e6, 1980e6}, {1980e6, 1590e6}};
+    (void)state;
+    bench_report r = {.n_devices = 0};
+    add(&r, "vulkan:0", UUID);
+    for (int i = 0; i < 3; i++) {
+        bench_result *x = report_add_result(&r);
+        assert_non_null(x);
+        x->median = x->q1 = x->q3 = 1e-3;
+        x->before.clock_hz = clocks[i][0];
+        x->after.clock_hz = clocks[i][1];
+    }
+    results_derive(&r);
+    for (int i = 0; i < 3; i++) assert_int_equal(r.results[i].noisy, i == 0);
+    report_free(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_library),
-        cmocka_unit_test(test_loops),
-        cmocka_unit_test(test_hip),
+        cmocka_unit_test(test_identity), cmocka_unit_test(test_library),
+        cmocka_unit_test(test_loops),    cmocka_unit_test(test_hip),
+        cmocka_unit_test(test_warm_up),  cmocka_unit_test(test_warming),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

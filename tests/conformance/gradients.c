@@ -22,6 +22,9 @@ static const char *const lines[] = {
     "pattern=dense causal=0 heads=2 head_dim=128 q_len=90 kv_len=333 dtype=f16",
     "pattern=window left=30 right=0 sinks=5 heads=3 head_dim=48 q_lens=40,1,70 kv_lens=300,211,70 "
     "dtype=bf16",
+    /* steps of whole, of half and of masked columns, one behind the other */
+    "pattern=s2 block=64 local=2 stride=3 heads=2 kv_heads=1 head_dim=128 q_len=400 kv_len=450 "
+    "dtype=bf16",
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 

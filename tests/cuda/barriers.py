@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random interleavings of what mainloop_backward.cuh does at its barriers: no warpgroup writes dS^T
 that the other one still reads, reads one of another step, releases a stage twice, or waits for
-ever. The same without a barrier, or with one place for dS^T, has to fail.
+ever. This holds for the kernels of all gradients, of dQ alone, and of dK and dV alone. The same
+without a barrier, or with one place for dS^T, has to fail.
 
 The model is the mainloop's text without its arithmetic: each `yield` is a place where the other
 warpgroup, the loader or the warp that adds may go on, with a condition to wait for.
@@ -25,8 +26,9 @@ def at_once():
 
 
 class Model:
-    def __init__(self, seed, places=2, forgets=0.0):
+    def __init__(self, seed, places=2, forgets=0.0, queries=True, keys=True):
         self.random = random.Random(seed)
+        self.queries, self.keys = queries, keys  # what is wanted
         self.places, self.forgets = places, forgets
         self.kinds, self.chained = [], []
         for _ in range(self.random.randint(1, 5)):
@@ -49,8 +51,8 @@ class Model:
     # ---------------------------------------------------------------- what a warpgroup does
 
     def barrier(self, w):
-        """named_barrier_sync(DS_BARRIER)"""
-        if self.random.random() < self.forgets:
+        """wait_ds(), where the two warpgroups meet, but for dK and dV alone"""
+        if self.random.random() < self.forgets or not self.queries:
             return
         passed = self.passed
         if w in self.arrived:
@@ -68,7 +70,9 @@ class Model:
         self.holds[place] = step
 
     def read(self, what, step, active, parts):
-        """Products with dS^T of some warpgroups' keys are issued."""
+        """Products with dS^T of some warpgroups' keys are issued, if they are wanted."""
+        if not (self.queries if what[0] == "dq" else self.keys):
+            return
         for part in parts:
             place = (part, active % self.places)
             if self.holds.get(place) != step:
@@ -77,14 +81,23 @@ class Model:
 
     def ended(self, what, step, active, parts):
         for part in parts:
-            self.reading[part, active % self.places].discard((what, step))
+            self.reading.get((part, active % self.places), set()).discard((what, step))
 
     def release(self, left, w, step):
         if left[w] != step:
             raise Fault("releases a stage out of order")
         left[w] += 1
 
+    def release_rows(self, w, step, where):
+        """Those of a stage that scores read last, or dK and dV."""
+        if where == ("dk" if self.keys else "scores"):
+            self.release(self.q_left, w, step)
+        if where == ("dv" if self.keys else "scores"):
+            self.release(self.d_o_left, w, step)
+
     def give_dq(self, w, step):
+        if not self.queries:
+            return
         yield lambda: self.dq_taken[w] >= step
         self.dq_given[w] = step + 1
 
@@ -94,10 +107,11 @@ class Model:
             self.read(("dk", w), n - 1, active, (w,))
         yield at_once
         self.write(w, n, active + trailed)
+        self.release_rows(w, n, "scores")
         yield at_once
         if trailed:
             self.ended(("dk", w), n - 1, active, (w,))
-            self.release(self.q_left, w, n - 1)
+            self.release_rows(w, n - 1, "dk")
 
     def finish_step(self, w, n, active, parts, chained):
         yield from self.barrier(w)
@@ -108,7 +122,7 @@ class Model:
         else:
             self.read(("dk", w), n, active, (w,))
         yield at_once
-        self.release(self.d_o_left, w, n)
+        self.release_rows(w, n, "dv")
         yield at_once
         self.ended(("dq", w), n, active, parts)
         yield from self.give_dq(w, n)
@@ -117,14 +131,18 @@ class Model:
         else:
             yield at_once
             self.ended(("dk", w), n, active, (w,))
-            self.release(self.q_left, w, n)
+            self.release_rows(w, n, "dk")
 
     def half(self, w, n, active, own):
         if own == w:
             yield lambda: self.d_o_full > n
             self.write(w, n, active)
+            self.release_rows(w, n, "scores")
             yield at_once
             yield from self.finish_step(w, n, active, (w,), False)
+            return
+        if not self.queries:
+            yield from self.idle(w, n)
             return
         self.release(self.q_left, w, n)
         yield from self.barrier(w)
@@ -134,16 +152,22 @@ class Model:
         self.ended(("dq", w), n, active, (own,))
         yield from self.give_dq(w, n)
 
+    def idle(self, w, n):
+        yield lambda: self.d_o_full > n
+        self.release(self.q_left, w, n)
+        self.release(self.d_o_left, w, n)
+
     def partial(self, w, n, active):
         yield lambda: self.d_o_full > n
         self.write(w, n, active)
+        self.release_rows(w, n, "scores")
         yield at_once
         yield from self.barrier(w)
         self.read(("dk", w), n, active, (w,))
         yield at_once
         self.ended(("dk", w), n, active, (w,))
-        self.release(self.d_o_left, w, n)
-        self.release(self.q_left, w, n)
+        self.release_rows(w, n, "dv")
+        self.release_rows(w, n, "dk")
         self.read(("dq", w), n, active, BOTH)
         yield at_once
         self.ended(("dq", w), n, active, BOTH)
@@ -166,13 +190,11 @@ class Model:
             elif kind == "partial":
                 yield from self.partial(w, n, active)
             elif kind == "empty":
-                yield lambda: self.d_o_full > n
-                self.release(self.q_left, w, n)
-                self.release(self.d_o_left, w, n)
+                yield from self.idle(w, n)
                 yield from self.give_dq(w, n)
             else:
                 yield from self.half(w, n, active, int(kind[-1]))
-            active += kind != "empty"
+            active += kind != "empty" and (self.queries or kind != f"half {1 - w}")
             n += 1
 
     # ---------------------------------------------------------------- and the others
@@ -185,7 +207,7 @@ class Model:
             self.d_o_full = n + 1
 
     def adder(self):
-        for n, kind in enumerate(self.kinds):
+        for n, kind in enumerate(self.kinds if self.queries else []):
             yield lambda: min(self.dq_given) > n
             if kind != "stop":
                 yield at_once
@@ -215,24 +237,35 @@ class Model:
 
 
 def faults(runs, **changes):
+    broken = "places" in changes or "forgets" in changes
     found = 0
     for seed in range(runs):
         try:
             Model(seed, **changes).run(seed % 2)
         except Fault as fault:
             found += 1
-            if not changes:
-                print(f"run {seed}: {fault}")
+            if not broken:
+                print(f"run {seed}, {changes}: {fault}")
     return found
 
 
 def main():
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    found = faults(runs)
-    one_place, no_barrier = faults(runs // 4, places=1), faults(runs // 4, forgets=0.1)
-    print(f"{runs} runs, {found} faults; of {runs // 4}: {one_place} with one place for dS^T,"
-          f" {no_barrier} where barriers are left out")
-    sys.exit(found > 0 or min(one_place, no_barrier) < runs // 8)
+    failed = False
+    for queries, keys in ((True, True), (True, False), (False, True)):
+        wanted = {"queries": queries, "keys": keys}
+        share = runs if queries and keys else runs // 2
+        found = faults(share, **wanted)
+        print(f"{wanted}: {share} runs, {found} faults", end="")
+        # Without dQ a warpgroup reads and writes dS^T of its own keys alone, in its own order.
+        if queries:
+            few = share // 4
+            one, none = faults(few, places=1, **wanted), faults(few, forgets=0.1, **wanted)
+            print(f"; of {few}: {one} with one place, {none} with barriers left out", end="")
+            failed |= min(one, none) < few // 2
+        print()
+        failed |= found > 0
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@
 #include "kernels/sm90_backward_args.h"
 #include "lockstep_schedule.h"
 
-enum { DELTA, COLUMNS, FINISH, STAGES, DTYPES = 2, MOST_DIM = 128 };
+/* COLUMNS_DQ and COLUMNS_DKV compute only a part of the gradients. */
+enum { DELTA, FINISH, COLUMNS, COLUMNS_DQ, COLUMNS_DKV, STAGES, DTYPES = 2, MOST_DIM = 128 };
 
 #define SHAPE(head_dim, rows) {head_dim, rows},
 static const struct { int head_dim, rows; } shapes[] = {TESS_SM90_BACKWARD_INSTANCES(SHAPE)};
@@ -21,7 +22,8 @@ _Static_assert((int)FAKE_BACKWARD_SM90_KERNELS == DTYPES * SHAPES * STAGES,
                "every kernel has a number");
 
 int fake_backward_sm90_find(const char *name) {
-    static const char *const stages[STAGES] = {"delta", "columns", "finish"},
+    static const char *const stages[STAGES] = {"delta", "finish", "columns", "columns_dq",
+                                               "columns_dkv"},
                              *const dtypes[DTYPES] = {"f16", "bf16"};
     for (int n = 0; n < FAKE_BACKWARD_SM90_KERNELS; n++) {
         char text[64];
@@ -33,8 +35,9 @@ int fake_backward_sm90_find(const char *name) {
 }
 
 int fake_backward_sm90_takes(int number, unsigned threads) {
-    static const unsigned all[STAGES] = {TESS_SM90_DELTA_THREADS, TESS_SM90_COLUMN_THREADS,
-                                         TESS_SM90_FINISH_THREADS};
+    static const unsigned all[STAGES] = {TESS_SM90_DELTA_THREADS, TESS_SM90_FINISH_THREADS,
+                                         TESS_SM90_COLUMN_THREADS, TESS_SM90_COLUMN_THREADS,
+                                         TESS_SM90_COLUMN_THREADS};
     return threads == all[number % STAGES];
 }
 
@@ -42,12 +45,12 @@ const size_t *fake_backward_sm90_parameters(int number) {
     static const size_t columns[] = {sizeof(tess_sm90_backward_maps),
                                      sizeof(tess_sm90_backward_args), 0},
                         strips[] = {sizeof(tess_sm90_backward_args), 0};
-    return number % STAGES == COLUMNS ? columns : strips;
+    return number % STAGES >= COLUMNS ? columns : strips;
 }
 
 static tess_sm90_backward_args read_args(int number, void *const *parameters) {
     tess_sm90_backward_args a;
-    memcpy(&a, parameters[number % STAGES == COLUMNS], sizeof a);
+    memcpy(&a, parameters[number % STAGES >= COLUMNS], sizeof a);
     return a;
 }
 
@@ -300,6 +303,15 @@ static void run_columns(scene *x, int64_t dims) {
 
 /* ------------------------------------------------------------------ kernels */
 
+/* A kernel writes no gradient but those that it is for, and has to be the one for those that the
+ * run wants. */
+static void look_at_wanted(const scene *x, int stage) {
+    const int queries = x->at[TESS_SM90_D_Q] != NULL,
+              keys = x->at[TESS_SM90_D_K] != NULL || x->at[TESS_SM90_D_V] != NULL;
+    if (stage != (queries && keys ? COLUMNS : queries ? COLUMNS_DQ : COLUMNS_DKV))
+        fake_misuse(700, "a kernel of columns for other gradients than the run wants");
+}
+
 void fake_backward_sm90_run(int number, unsigned groups, void *const *parameters) {
     scene x = {.a = read_args(number, parameters)};
     const int stage = number % STAGES, dims = shapes[number / STAGES / DTYPES].head_dim;
@@ -316,7 +328,8 @@ void fake_backward_sm90_run(int number, unsigned groups, void *const *parameters
         fake_misuse(700, "the kernel for head_dim %d is given %u", dims, x.a.head_dim);
         return;
     }
-    if (stage == COLUMNS) {
+    if (stage >= COLUMNS) {
+        look_at_wanted(&x, stage);
         const uint32_t *counter = fake_host(x.a.counter);
         if (counter && *counter != 0) fake_misuse(700, "the counter of columns is not 0");
         run_columns(&x, dims);

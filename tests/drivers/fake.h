@@ -145,7 +145,7 @@ int fake_backward_takes(int number, unsigned threads);
 void fake_backward_run(int number, unsigned groups, void *const *parameters);
 
 /* backward_sm90.c: those of backward for Hopper. */
-enum { FAKE_BACKWARD_SM90_KERNELS = 12 };
+enum { FAKE_BACKWARD_SM90_KERNELS = 20 };
 int fake_backward_sm90_find(const char *name);
 int fake_backward_sm90_takes(int number, unsigned threads);
 const size_t *fake_backward_sm90_parameters(int number);

@@ -197,6 +197,29 @@ static void test_repeated_columns(void **state) {
     assert_true(columns > 5000);
 }
 
+/* Heads of a kv head with patterns of their own, whose near rows are cut into pieces where columns
+ * take turns: also amid rows that are masked at the end of a segment. */
+static void test_pieces(void **state) {
+    (void)state;
+    uint64_t seed = 133, columns = 0, segments = 0;
+    for (int n = 0; n < 300; n++) {
+        instance c = {.turns = true};
+        const int32_t block = 1 << test_between(&seed, 0, 3), stride = test_between(&seed, 2, 8),
+                      group = test_between(&seed, 2, stride < 4 ? stride : 4),
+                      tokens = (int32_t)test_between(&seed, 50, 200);
+        batch_of(&c.b, s2_pattern(block, (int32_t)test_between(&seed, 1, 30), stride, 0), group, 1,
+                 tokens, (int32_t)test_between(&seed, 1, tokens), tokens);
+        c.tile_keys = (uint32_t)(block * test_between(&seed, 1, 5));
+        c.step_rows = (uint32_t)test_between(&seed, 1, 3);
+        instance_plan(&c);
+        instance_check(&c);
+        columns += c.columns.n_columns;
+        segments += c.columns.n_segments;
+        instance_free(&c);
+    }
+    assert_true(columns > 3000 && segments > 5 * columns);
+}
+
 /* Blocks of a token, of which a column has more than a mask has bits, and blocks that are larger
  * than a column. */
 static void test_block_sizes(void **state) {
@@ -352,8 +375,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(
-        runtime_setup, runtime_teardown, TEST(test_against_formulas), TEST(test_repeated_columns),
-        TEST(test_block_sizes), TEST(test_known_columns), TEST(test_known_groups),
-        TEST(test_order_in_batches), TEST(test_too_many_columns), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
+                             TEST(test_repeated_columns), TEST(test_pieces), TEST(test_block_sizes),
+                             TEST(test_known_columns), TEST(test_known_groups),
+                             TEST(test_order_in_batches), TEST(test_too_many_columns),
+                             TEST(test_failing_memory));
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products on matrix units in GLSL (VK_KHR_cooperative_matrix): of f16, or of bf16 with BF16. A
-// product is of one subgroup, with operands and sums in registers. Sums are stored only if they
-// have a value that they never have: the loop must not be left out.
+// product is of one subgroup, with operands and sums in registers. Sums begin with different
+// values, or a compiler makes one of two, and are stored only if they have a value that they never
+// have: the loop must not be left out.
 #version 450
 #pragma use_vulkan_memory_model
 #extension GL_KHR_memory_scope_semantics : require
@@ -24,12 +25,14 @@ layout(push_constant) uniform Constants { uint turns; };
 #define MATRIX(type, rows, columns, use) \
     coopmat<type, gl_ScopeSubgroup, rows, columns, gl_MatrixUse##use>
 #define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define START(i) MATRIX(float, M, N, Accumulator) c##i = start;
+#define START(i) \
+    MATRIX(float, M, N, Accumulator) c##i = MATRIX(float, M, N, Accumulator)(first + float(i));
 #define MULTIPLY(i) c##i = coopMatMulAdd(a, b, c##i);
 #define SUM(i) start += c##i;
 
 void main() {
-    const NUMBER each = NUMBER(0.001 * float(gl_WorkGroupID.x));
+    const float first = float(gl_WorkGroupID.x);
+    const NUMBER each = NUMBER(0.001 * first);
     const MATRIX(NUMBER, M, K, A) a = MATRIX(NUMBER, M, K, A)(each);
     const MATRIX(NUMBER, K, N, B) b = MATRIX(NUMBER, K, N, B)(NUMBER(0.5));
     MATRIX(float, M, N, Accumulator) start = MATRIX(float, M, N, Accumulator)(0.0);

@@ -47,7 +47,8 @@ __device__ __forceinline__ void init_backward_barriers(backward_memory<Shape> *m
     fence_async_proxy();
 }
 
-template <typename T, typename Shape>
+/* WANTED: which gradients the run wants, TESS_SM90_DQ or TESS_SM90_DKV or both. */
+template <typename T, typename Shape, unsigned WANTED>
 __device__ __forceinline__ void columns(const tess_sm90_backward_maps *maps,
                                         const tess_sm90_backward_args *a) {
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -72,12 +73,12 @@ __device__ __forceinline__ void columns(const tess_sm90_backward_maps *maps,
             x.run();
         } else if (warp == 2) {
             load_keys<Shape>(m, maps, a, lane);
-        } else {
+        } else if (WANTED & TESS_SM90_DQ) {
             add_dq<Shape>(m, a, lane);
         }
     } else {
         registers_increase<240>();
-        mainloop_backward<T, Shape> x;
+        mainloop_backward<T, Shape, WANTED> x;
         x.m = m;
         x.a = a;
         x.warpgroup = warp / 4 - 1;
@@ -92,19 +93,23 @@ __device__ __forceinline__ void columns(const tess_sm90_backward_maps *maps,
 
 #define KERNEL(stage, T, D, threads) \
     extern "C" __global__ void __launch_bounds__(threads, 1) tess_sm90_##stage##_##T##_##D
-#define INSTANCE(T, D, ROWS)                                                     \
-    KERNEL(delta, T, D, TESS_SM90_DELTA_THREADS)                                 \
-    (const __grid_constant__ tess_sm90_backward_args args) {                     \
-        tess::strip_delta<tess::T##_t, tess::backward_shape<D, ROWS>>(&args);    \
-    }                                                                            \
-    KERNEL(columns, T, D, TESS_SM90_COLUMN_THREADS)                              \
-    (const __grid_constant__ tess_sm90_backward_maps maps,                       \
-     const __grid_constant__ tess_sm90_backward_args args) {                     \
-        tess::columns<tess::T##_t, tess::backward_shape<D, ROWS>>(&maps, &args); \
-    }                                                                            \
-    KERNEL(finish, T, D, TESS_SM90_FINISH_THREADS)                               \
-    (const __grid_constant__ tess_sm90_backward_args args) {                     \
-        tess::strip_finish<tess::T##_t, tess::backward_shape<D, ROWS>>(&args);   \
+#define COLUMNS_KERNEL(stage, T, D, ROWS, wanted)                                        \
+    KERNEL(stage, T, D, TESS_SM90_COLUMN_THREADS)                                        \
+    (const __grid_constant__ tess_sm90_backward_maps maps,                               \
+     const __grid_constant__ tess_sm90_backward_args args) {                             \
+        tess::columns<tess::T##_t, tess::backward_shape<D, ROWS>, wanted>(&maps, &args); \
+    }
+#define INSTANCE(T, D, ROWS)                                                   \
+    KERNEL(delta, T, D, TESS_SM90_DELTA_THREADS)                               \
+    (const __grid_constant__ tess_sm90_backward_args args) {                   \
+        tess::strip_delta<tess::T##_t, tess::backward_shape<D, ROWS>>(&args);  \
+    }                                                                          \
+    COLUMNS_KERNEL(columns, T, D, ROWS, TESS_SM90_DQ | TESS_SM90_DKV)          \
+    COLUMNS_KERNEL(columns_dq, T, D, ROWS, TESS_SM90_DQ)                       \
+    COLUMNS_KERNEL(columns_dkv, T, D, ROWS, TESS_SM90_DKV)                     \
+    KERNEL(finish, T, D, TESS_SM90_FINISH_THREADS)                             \
+    (const __grid_constant__ tess_sm90_backward_args args) {                   \
+        tess::strip_finish<tess::T##_t, tess::backward_shape<D, ROWS>>(&args); \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

@@ -201,13 +201,12 @@ __device__ __forceinline__ void leave_turn(uint32_t *word, uint32_t leaves) {
 template <typename Shape>
 __device__ __forceinline__ void add_dq(backward_memory<Shape> *m, const tess_sm90_backward_args *a,
                                        int lane) {
-    const bool wanted = a->tensor[TESS_SM90_D_Q].address != 0;
     for (uint32_t n = 0;; n++) {
         const step_info *x = &m->steps[n % STEPS];
         mbarrier_wait(&m->dq_full[0], n & 1);
         const int32_t kind = x->kind;
         if (kind == STEP_STOP) break;
-        const bool comes = wanted && x->has_strip && lane == 0, adds = comes && kind != STEP_EMPTY;
+        const bool comes = x->has_strip && lane == 0, adds = comes && kind != STEP_EMPTY;
         const uint32_t strip = x->strip, leaves = x->leave;
         float *to = (float *)a->accumulators + (uint64_t)strip * (2 * Shape::DQ_FLOATS);
         uint32_t *const word = (uint32_t *)a->turns + strip;

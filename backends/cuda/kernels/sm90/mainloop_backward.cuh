@@ -10,6 +10,10 @@
  * Products overlap with exponentials. Behind dV and dQ of a step, S^T and dP^T of the next one are
  * issued, and only then the step's own dK: while that is in flight, dS^T of the next step is
  * computed.
+ *
+ * WANTED says which gradients a run wants: TESS_SM90_DQ, TESS_SM90_DKV or both. What nobody wants
+ * has neither products nor room in registers, and what is left is computed as it is with all of
+ * them, bit for bit. Without dQ the two warpgroups share nothing but stages, and do not meet.
  */
 #ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
 #define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
@@ -22,7 +26,7 @@ namespace tess {
 
 enum { DS_BARRIER = 1 };
 
-template <typename T, typename Shape> struct mainloop_backward {
+template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward {
     static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
                          ROW_BYTES = Shape::ROW_BYTES;
     /* Load LSE and Delta into registers while products are in flight. */
@@ -30,12 +34,13 @@ template <typename T, typename Shape> struct mainloop_backward {
     /* Issue dK of the step before in the middle of the exponentials. A thread has 64 of them, so
      * half need not wait until dK can be queued. */
     static constexpr bool ISSUES_DK_AMID = ROWS > 64;
+    static constexpr bool QUERIES = WANTED & TESS_SM90_DQ, KEYS = WANTED & TESS_SM90_DKV;
 
     backward_memory<Shape> *m;
     const tess_sm90_backward_args *a;
     int warpgroup, warp, lane;
     float scale_log2;
-    uint32_t active; /* steps with products */
+    uint32_t active; /* steps with products: with any, or without dQ with those of the own keys */
     float dk[D / 2], dv[D / 2];
     float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T */
     float dq[32];
@@ -201,6 +206,11 @@ template <typename T, typename Shape> struct mainloop_backward {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&m->dq_full[warpgroup]);
     }
+    /* The warp that adds comes to every step. */
+    __device__ __forceinline__ void give_nothing(uint32_t n) {
+        wait_dq_empty(n);
+        give_dq();
+    }
     /* Hands the own half of dQ to the warp that adds it. */
     __device__ __forceinline__ void store_dq(uint32_t n) {
         wait_dq_empty(n);
@@ -213,6 +223,19 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     __device__ __forceinline__ void release(uint64_t *barrier) {
         if (lane == 0) mbarrier_arrive(barrier);
+    }
+    /* The step's rows are read by nothing after its scores, unless dK and dV are wanted. */
+    __device__ __forceinline__ void release_scored(uint32_t n) {
+        if (KEYS) return;
+        release(&m->q_empty[n % STEP_STAGES]);
+        release(&m->d_o_empty[n % D_O_STAGES]);
+    }
+    /* Behind this dS^T can be read: of all keys, or without dQ of the own ones. */
+    __device__ __forceinline__ void wait_ds() {
+        if (QUERIES)
+            named_barrier_sync(DS_BARRIER);
+        else
+            named_barrier_sync<128>(DS_BARRIER + warpgroup);
     }
 
     /* ---------------------------------------------------------------- steps */
@@ -238,25 +261,27 @@ template <typename T, typename Shape> struct mainloop_backward {
     /* Computes P^T and dS^T of step n, whose S^T is in flight. TRAILED: dK of the step before is in
      * flight, too, behind dP^T. */
     template <bool TRAILED> __device__ __forceinline__ void finish_scores(uint32_t n) {
+        constexpr bool DK = TRAILED && KEYS;
         const step_info *x = &m->steps[n % STEPS];
         issue_dp(n);
-        if (TRAILED && !ISSUES_DK_AMID) issue_dk(n - 1);
+        if (DK && !ISSUES_DK_AMID) issue_dk(n - 1);
         const bool masked = is_masked(x);
         load_ahead(m->lse[n % STEP_STAGES]);
-        warpgroup_wait<1 + (TRAILED && !ISSUES_DK_AMID)>();
+        warpgroup_wait<1 + (DK && !ISSUES_DK_AMID)>();
         register_fence(s);
         exponentiate(n, 0, ROWS / 16);
-        if (TRAILED && ISSUES_DK_AMID) issue_dk(n - 1);
+        if (DK && ISSUES_DK_AMID) issue_dk(n - 1);
         exponentiate(n, ROWS / 16, ROWS / 8);
         if (masked) apply(find_kept(x), s);
         load_ahead(m->delta[n % D_O_STAGES]);
-        warpgroup_wait<TRAILED>();
+        warpgroup_wait<DK>();
         register_fence(dp);
         if (masked)
             differentiate<true>(n, active + TRAILED);
         else
             differentiate<false>(n, active + TRAILED);
-        if (TRAILED) {
+        release_scored(n);
+        if (DK) {
             warpgroup_wait<0>();
             finish_dk(n - 1);
         }
@@ -267,25 +292,30 @@ template <typename T, typename Shape> struct mainloop_backward {
      * flight before or after: the compiler would not keep one in flight across a loop. */
     template <bool CHAINED>
     __device__ __forceinline__ void finish_step(uint32_t n, int first, const int units, bool last) {
+        constexpr int BEHIND_DQ = CHAINED || KEYS;
         if (last) release(&m->v_empty);
-        issue_dv(n);
-        named_barrier_sync(DS_BARRIER);
-        issue_dq(first, units);
+        if (KEYS) issue_dv(n);
+        wait_ds();
+        if (QUERIES) issue_dq(first, units);
         if (CHAINED) {
             wait_q(n + 1);
             issue_s(n + 1);
-        } else {
+        } else if (KEYS) {
             issue_dk(n);
         }
-        warpgroup_wait<2>();
-        finish_dv(n);
-        warpgroup_wait<1>();
-        register_fence(dq);
+        if (KEYS) {
+            warpgroup_wait<QUERIES + BEHIND_DQ>();
+            finish_dv(n);
+        }
+        if (QUERIES) {
+            warpgroup_wait<BEHIND_DQ>();
+            register_fence(dq);
+        }
         if (last) release(&m->k_empty);
-        store_dq(n);
+        if (QUERIES) store_dq(n);
         if (CHAINED) {
             finish_scores<true>(n + 1);
-        } else {
+        } else if (KEYS) {
             warpgroup_wait<0>();
             finish_dk(n);
         }
@@ -305,6 +335,17 @@ template <typename T, typename Shape> struct mainloop_backward {
         warpgroup_wait<0>();
         register_fence(dp);
         differentiate<true>(n, active);
+        release_scored(n);
+    }
+
+    /* A step without products of the warpgroup. `last`: that of a column that has loaded keys. */
+    __device__ __forceinline__ void idle_step(uint32_t n, bool last) {
+        wait_d_o(n);
+        release(&m->q_empty[n % STEP_STAGES]);
+        release(&m->d_o_empty[n % D_O_STAGES]);
+        if (!last) return;
+        release(&m->k_empty);
+        release(&m->v_empty);
     }
 
     /* A step in which the warpgroup's own keys contribute to nothing, and it only computes its half
@@ -312,9 +353,13 @@ template <typename T, typename Shape> struct mainloop_backward {
      * fewer stages than Q, and before the barrier the other warpgroup may not have released the
      * stage's last rows. */
     __device__ __forceinline__ void other_step(uint32_t n, bool last) {
+        if (!QUERIES) {
+            idle_step(n, last);
+            return;
+        }
         release(&m->q_empty[n % STEP_STAGES]);
         if (last) release(&m->v_empty);
-        named_barrier_sync(DS_BARRIER);
+        wait_ds();
         release(&m->d_o_empty[n % D_O_STAGES]);
         issue_dq((1 - warpgroup) * 4, 4);
         warpgroup_wait<0>();
@@ -328,12 +373,20 @@ template <typename T, typename Shape> struct mainloop_backward {
         const int begin = x->begin16, end = x->end16;
         score_masked(n, x);
         if (last) release(&m->v_empty);
-        issue_dv(n);
-        named_barrier_sync(DS_BARRIER);
-        issue_dk(n);
-        warpgroup_wait<0>();
-        finish_dv(n);
-        finish_dk(n);
+        if (KEYS) issue_dv(n);
+        wait_ds();
+        if (KEYS) {
+            issue_dk(n);
+            warpgroup_wait<0>();
+            finish_dv(n);
+            finish_dk(n);
+        }
+        if (QUERIES) partial_dq(begin, end);
+        if (last) release(&m->k_empty);
+        if (QUERIES) store_dq(n);
+    }
+    /* dQ from the keys of `begin` to `end`, in units of 16. */
+    __device__ __forceinline__ void partial_dq(const int begin, const int end) {
 #pragma unroll
         for (int i = 0; i < 32; i++) dq[i] = 0;
         const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
@@ -349,8 +402,6 @@ template <typename T, typename Shape> struct mainloop_backward {
             warpgroup_wait<0>();
             register_fence(dq);
         }
-        if (last) release(&m->k_empty);
-        store_dq(n);
     }
 
     /* Writes dK and dV of the own keys. */
@@ -384,15 +435,17 @@ template <typename T, typename Shape> struct mainloop_backward {
             wait_q(n);
             const int32_t kind = __shfl_sync(~0u, x->kind, 0);
             if (kind == STEP_STOP) {
-                wait_dq_empty(n);
-                give_dq();
+                if (QUERIES) give_nothing(n);
                 return;
             }
             int32_t ends = __shfl_sync(~0u, x->ends, 0);
             bool last = ends & STEP_LAST;
+            bool works = true; /* in a step with products, the warpgroup has some of them */
             if (ends & STEP_FIRST) {
+                if (KEYS) {
 #pragma unroll
-                for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+                    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+                }
                 loaded = __shfl_sync(~0u, m->columns[x->column].loads, 0);
                 if (loaded) {
                     mbarrier_wait(&m->k_full, loads & 1);
@@ -417,23 +470,17 @@ template <typename T, typename Shape> struct mainloop_backward {
                     score_masked(n, x);
                     finish_step<false>(n, warpgroup * 4, 4, last);
                 } else {
+                    works = QUERIES;
                     other_step(n, last);
                 }
             } else if (kind == STEP_PARTIAL) {
                 partial_step(n, x, last);
             } else {
-                wait_d_o(n);
-                release(&m->q_empty[n % STEP_STAGES]);
-                release(&m->d_o_empty[n % D_O_STAGES]);
-                if (last && loaded) {
-                    release(&m->k_empty);
-                    release(&m->v_empty);
-                }
-                wait_dq_empty(n);
-                give_dq();
+                idle_step(n, last && loaded);
+                if (QUERIES) give_nothing(n);
             }
-            active += kind != STEP_EMPTY;
-            if (last) store_column(&m->columns[__shfl_sync(~0u, x->column, 0)]);
+            active += works && kind != STEP_EMPTY;
+            if (KEYS && last) store_column(&m->columns[__shfl_sync(~0u, x->column, 0)]);
         }
     }
 };

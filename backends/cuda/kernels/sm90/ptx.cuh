@@ -116,8 +116,8 @@ __device__ __forceinline__ void fence_async_proxy() {
 }
 
 /* A named barrier of two warpgroups: one waits for the arrival of the other. */
-__device__ __forceinline__ void named_barrier_sync(int barrier) {
-    asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory");
+template <int THREADS = 256> __device__ __forceinline__ void named_barrier_sync(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 __device__ __forceinline__ void named_barrier_arrive(int barrier) {
     asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
