@@ -42,6 +42,7 @@ from tessera_table._native import (  # noqa: E402, F401
     i64,
     new,
     ptr,
+    u64,
 )
 
 BATCH_INVARIANT, DEVICE_LENGTHS, COMPACT, APPEND = 1, 2, 4, 8  # flags of a plan

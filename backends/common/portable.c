@@ -34,6 +34,7 @@ enum { TAKE_FEW = 1 };
     SHAPE(dims, TESS_SMALL_ROWS_##dims, TESS_SMALL_KEYS_##dims, TESS_SMALL_THREADS_##dims)
 
 const tess_portable_variant tess_portable = {{OF(64), OF(128), OF(256)}};
+const tess_portable_variant tess_portable_tall = {{SHAPE(64, 128, 32, 128), OF(128), OF(256)}};
 const tess_portable_variant tess_portable_small = {{SMALL_OF(64), SMALL_OF(128), SMALL_OF(256)}};
 const tess_portable_variant tess_portable_few = {{FEW_OF(64), FEW_OF(128), FEW_OF(256)}};
 

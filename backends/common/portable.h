@@ -22,9 +22,10 @@ typedef struct tess_portable_variant {
     tess_portable_shape shapes[TESS_PORTABLE_BUCKETS]; /* rising head_dim */
 } tess_portable_variant;
 
-/* Of tiles: for most devices, and what fits 16 KiB of workgroup memory. Of few rows: fits as
- * well. */
-extern const tess_portable_variant tess_portable, tess_portable_small, tess_portable_few;
+/* Of tiles: for most devices; the same but for head_dims up to 64, where tiles have twice the rows;
+ * and what fits 16 KiB of workgroup memory. Of few rows: fits as well. */
+extern const tess_portable_variant tess_portable, tess_portable_tall, tess_portable_small,
+    tess_portable_few;
 
 /* The tensors that the portable kernels take, in the order of their first buffers; the tables and
  * the workspace follow. */

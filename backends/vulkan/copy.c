@@ -13,8 +13,9 @@
 enum {
     STAGING_BYTES = 8 << 20,
     LEAST_BY_KERNEL = 1 << 20,
-    MOST_BY_KERNEL = 1 << 30, /* of one dispatch, which takes 2 ms at 1 TB/s */
 };
+/* Of one dispatch, which takes 8 ms at 1 TB/s. */
+#define MOST_BY_KERNEL (UINT64_C(1) << 32)
 
 /* ------------------------------------------------------------------ what copies need */
 
@@ -195,7 +196,7 @@ static tess_status copy_once(tess_vk_device *d, const transfer *p) {
     }
     if (result == TVK_SUCCESS) {
         call = "vkWaitForFences";
-        result = tess_vk_wait_fence(d, c->fence);
+        result = tess_vk_await_fence(d, c->fence);
     }
     return result == TVK_SUCCESS ? TESS_OK : tess_vk_fail(d->host, result, call, "copying");
 }
@@ -217,8 +218,8 @@ static uint64_t kernel_bytes(tess_vk_device *d, const tess_buffer *destination,
                              const tess_buffer *source, uint64_t bytes) {
     const vk_limits *limits = &d->found.properties.limits;
     const uint64_t align = limits->min_storage_align > 16 ? limits->min_storage_align : 16,
-                   most = limits->max_storage_range < MOST_BY_KERNEL ? limits->max_storage_range
-                                                                     : MOST_BY_KERNEL;
+                   range = limits->max_storage_range,
+                   most = range < MOST_BY_KERNEL ? range : MOST_BY_KERNEL;
     if (d->found.properties.vendor != VK_VENDOR_NVIDIA || bytes < LEAST_BY_KERNEL ||
         (source->offset | destination->offset) % align || !is_ours(d, source->handle) ||
         !is_ours(d, destination->handle))

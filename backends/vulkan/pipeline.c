@@ -228,7 +228,7 @@ static tess_status find(tess_vk_device *d, uint32_t op, const module *modules, c
 tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shape *s,
                                      uint32_t dtype, vk_handle *pipeline) {
     static const tess_portable_variant *const variants[VK_VARIANTS] = {
-        &tess_portable, &tess_portable_small, &tess_portable_few};
+        &tess_portable, &tess_portable_tall, &tess_portable_small, &tess_portable_few};
     const constants c = shape_constants(s->head_dim, s->rows, s->keys, s->threads, dtype);
     int variant = 0, bucket = 0;
     while (&variants[variant]->shapes[bucket] != s) {

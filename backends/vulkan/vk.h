@@ -21,7 +21,7 @@ enum {
     VK_DTYPES = 3,
     VK_PAIRS = VK_DTYPES, /* the module of both 16-bit types that reads words of two elements */
     VK_MODULES = 4,
-    VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
+    VK_VARIANTS = 4, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
     VK_MATRIX_SHAPES = 2, /* of the kernel on matrix units */
     VK_VENDOR_NVIDIA = 0x10de,
@@ -165,6 +165,8 @@ vk_result tess_vk_drain(tess_vk_device *d, uint64_t timeout_ns);
 void tess_vk_quiesce(tess_vk_device *d);
 /* The same for the work of one fence. */
 vk_result tess_vk_wait_fence(tess_vk_device *d, vk_handle fence);
+/* The same for work that ends soon: asks for a while before it sleeps. */
+vk_result tess_vk_await_fence(tess_vk_device *d, vk_handle fence);
 /* `preferred`: combinations of TVK_MEMORY_*, the best one first. The memory is mapped if the best
  * one asks for memory that the host sees. */
 tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usage,

@@ -6,11 +6,13 @@ import ctypes
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "bench"))
+BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench")
+sys.path.insert(0, BENCH)
 import peers_turns  # noqa: E402
 import tessera_ctypes  # noqa: E402
 
@@ -84,6 +86,22 @@ class Library(unittest.TestCase):
             tessera.create(wanted, 4, 2, 256, head_dim=0, batch=1, q_len=256, kv_len=256)
         self.assertNotIn("numpy", sys.modules)
         self.assertNotIn("torch", sys.modules)
+
+    def test_interfaces_dry(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows.json")
+            done = subprocess.run(
+                [sys.executable, os.path.join(BENCH, "interfaces.py"), "--library", LIBRARY,
+                 "--dry", "--rounds", "2", "--runs", "1", "--json", path],
+                capture_output=True, text=True,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(path) as file:
+                rows = json.load(file)
+        titles = [row.get("figure", row.get("bar")) for row in rows]
+        for part in "copy of 1 MiB", "jobs of cpu/portable", "first plan, cached", "self-check":
+            self.assertTrue(any(part in title for title in titles), f"{part}: {titles}")
+        self.assertTrue(all(row["value"] > 0 for row in rows if "value" in row))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@
 
 #define SHIM_API __attribute__((visibility("default")))
 
-/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N,shared=N,threads=N
- * lowers limits from the start. */
+/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N,shared=N,threads=N,
+ * vendor=N lowers limits from the start, and tells another vendor. */
 
 /* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
  * with `stays`, all later ones too. */
