@@ -57,28 +57,27 @@ class _Direct(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        words: _runs.Words,
-        lengths: _shapes.Lengths | None,
+        call: tuple[_runs.Words, _shapes.Lengths | None],
     ) -> tuple[Tensor, Tensor | None]:
-        o, lse = _runs.forward(q, k, v, words, lengths)
+        o, lse = _runs.forward(q, k, v, *call)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call = words, lengths
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> Any:
         if d_o is None and d_lse is None:
-            return None, None, None, None, None
+            return None, None, None, None
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
         words, lengths = ctx.call
-        plain = _is_plain(d_o) and _is_plain(d_lse)
+        plain = _is_plain(d_o) and (d_lse is None or _is_plain(d_lse))
         if not plain or torch.is_grad_enabled() or _observed():
             tensors = _runs.as_tensors(lengths)
             made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
         else:
             made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
-        return *made, None, None
+        return *made, None
 
 
 # Past the part of apply that is for transforms of torch.func, which are refused before.
@@ -279,8 +278,11 @@ def attention(
         o, lse = run(q, k, v, spec, layout, scale, flags, *tensors)
     else:
         lengths = _runs.lengths(q, given) if given else None
-        run = _direct if graph else _runs.forward
-        o, lse = run(q, k, v, (spec, layout, scale, flags), lengths)
+        words = (spec, layout, scale, flags)
+        if graph:
+            o, lse = _direct(q, k, v, (words, lengths))
+        else:
+            o, lse = _runs.forward(q, k, v, words, lengths)
     return (o, lse) if return_lse else o  # type: ignore[return-value]
 
 
