@@ -252,6 +252,10 @@ def attention(
         ) or _jit_traced() or _profiled()
         if _transformed() or forward_ad._current_level >= 0:
             _no_transforms(q, k, v)
+        if not observed and (q.is_neg() or k.is_neg() or v.is_neg()):
+            # Views that PyTorch negates when it reads them, such as the imaginary part of a
+            # conjugate. To operators it gives the values.
+            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     flags = 0 if deterministic else _runs.ANY_ORDER
     if flags and torch.are_deterministic_algorithms_enabled():
         _alert()

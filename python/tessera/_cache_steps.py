@@ -295,6 +295,7 @@ def _no_tracing(*tensors: Any) -> None:
 
 
 def _by_token(x: Tensor, layout: str) -> Tensor:
+    x = x.resolve_neg()  # a view that PyTorch negates when it is read
     return x.transpose(1, 2) if layout == "bhsd" else x
 
 

@@ -256,7 +256,9 @@ def backward(
     q, k, v, o, lse = saved
     if d_o is None:  # only LSE was used
         d_o = q.new_zeros(q.shape[-1:]).expand(q.shape)
-    if d_lse is not None and d_lse.is_neg():  # a view that PyTorch negates when it is read
+    if d_o.is_neg():  # a view that PyTorch negates when it is read
+        d_o = d_o.resolve_neg()
+    if d_lse is not None and d_lse.is_neg():
         d_lse = d_lse.resolve_neg()
     key = (
         words, wanted, q.shape, k.shape, v.shape, o.shape, lse.shape, d_o.shape, q.stride(),
