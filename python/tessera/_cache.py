@@ -344,6 +344,18 @@ class KVCache:
             self._plans[key] = found
         return found
 
+    def _packed_plan(self, rows: int, scale: float | None) -> list[_cache_plans.Plan]:
+        """A plan for each storage group that is there already, for so many packed rows: of those
+        with the fewest rows, the one for the longest sequences."""
+        fits = [key for key in self._plans if key[1] >= rows and key[2] == scale]
+        if not fits:
+            raise _errors.InvalidArgument(
+                f"attention: cache: there is no plan for {rows} packed rows, and none can be made "
+                "while a graph is captured: run once before with as many rows in sequences, and "
+                "with the most that a sequence will have"
+            )
+        return self._plans[min(fits, key=lambda key: (key[1], -key[0]))]
+
     def _capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 

@@ -370,6 +370,65 @@ def test_lengths_on_the_device(memory, name):
     model.step(3)
 
 
+@pytest.mark.parametrize("name", ["dense", "s2", "dense_heads"])
+def test_packed_lengths_on_the_device(memory, name):
+    model = Model(PATTERNS[name], layers=2)
+    cache = model.cache
+    model.step(40, [40, 11, 0])
+    model.packed([5, 1, 0])  # at most eight rows in all, and in a sequence
+    cache.reserve(12)
+    ends = torch.zeros(4, dtype=torch.int64)
+    before, told = model.lengths(), []
+    for values in ([1, 1, 0], [4, 3, 0], [0, 2, 0], [7, 0, 0], [0, 7, 0], [0, 0, 3], [3, 0, 0]):
+        ends[1:] = torch.tensor(values).cumsum(0)
+        told.append(values)
+        fits = [n if s < 2 and sum(t[s] for t in told) <= 12 else 0 for s, n in enumerate(values)]
+        told[-1] = fits
+        for layer in range(2):
+            q, k, v = model.new((7,))
+            with Replay(cache):
+                o, lse = tessera.attention(
+                    q, k, v, cache=cache, layout="thd", cu_seqlens_q=ends, layer=layer,
+                    return_lse=True,
+                )  # fmt: skip
+            for s, n in enumerate(values):
+                some = slice(int(ends[s]), int(ends[s + 1]))
+                if fits[s]:
+                    model.check(layer, s, *(x[some] for x in (q, k, v, o)), lse[:, some])
+                else:
+                    assert (o[some] == 0).all()
+            assert (o[int(ends[-1]) :] == 0).all()
+            assert (lse[:, int(ends[-1]) :] == -torch.inf).all()
+    assert cache.lengths.tolist() == model.lengths() == [before[0] + 12, before[1] + 6, 0]
+    with pytest.raises(tessera.InvalidArgument, match="reserve: 2 rows of replayed graphs"):
+        cache.reserve(12)
+    # Lengths that are none.
+    cache.reserve(12)
+    with Replay(cache):
+        for values in ([0, -3, 99, 2], [5, 1, -7, 3], [0, 7, 7, 7]):
+            ends.copy_(torch.tensor(values))
+            for layer in range(2):
+                tessera.attention(
+                    *model.new((7,)), cache=cache, layout="thd", cu_seqlens_q=ends, layer=layer
+                )
+    cache.clear()
+
+
+def test_sequences_with_more_packed_rows_than_planned_are_left_out(memory):
+    model = Model(PATTERNS["s2"], 4)
+    model.packed([1, 1, 1, 1])
+    model.cache.reserve(9)
+    ends = torch.tensor([0, 0, 3, 4, 4])
+    q, k, v = model.new((4,))
+    with Replay(model.cache):
+        o = tessera.attention(q, k, v, cache=model.cache, layout="thd", cu_seqlens_q=ends)
+    assert (o[:3] == 0).all()
+    model.check(0, 2, q[3:], k[3:], v[3:], o[3:], None)
+    assert model.cache.lengths.tolist() == [1, 1, 2, 1]
+    with pytest.raises(tessera.InvalidArgument, match="reserve: 1 rows"):
+        model.cache.reserve(1)
+
+
 def test_room_that_was_not_reserved(memory):
     model = Model(PATTERNS["s2"], 2)
     model.step(1)
@@ -392,10 +451,15 @@ def test_room_that_was_not_reserved(memory):
             tessera.attention(*model.new((2, 4)), cache=model.cache)
         with pytest.raises(tessera.InvalidArgument, match="q: at most max_chunk=32"):
             tessera.attention(*model.new((2, 40)), cache=model.cache)
-        with pytest.raises(tessera.InvalidArgument, match="cu_seqlens_q: packed rows"):
+        with pytest.raises(tessera.InvalidArgument, match="cu_seqlens_q: a tensor on the device"):
             tessera.attention(
                 *model.new((2,)), cache=model.cache, layout="thd", cu_seqlens_q=[0, 1, 2]
             )
+        with pytest.raises(tessera.InvalidArgument, match="cache: there is no plan for 99 packed"):
+            tessera.attention(
+                *model.new((99,)), cache=model.cache, layout="thd",
+                cu_seqlens_q=torch.tensor([0, 1, 2]),
+            )  # fmt: skip
         with pytest.raises(tessera.InvalidArgument, match="q_lens: a tensor on the device"):
             tessera.attention(*x, cache=model.cache, q_lens=[1, 1])
         with pytest.raises(tessera.InvalidArgument, match="q_lens: integers"):
