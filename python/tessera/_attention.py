@@ -317,7 +317,7 @@ def _cached(
         )
     if not isinstance(pattern, patterns.Pattern):
         _types(q, k, v, pattern)
-    if pattern is not _DENSE and pattern != cache.pattern:
+    if pattern is not _DENSE and pattern._spec != cache.pattern._spec:
         raise _errors.InvalidArgument(
             f"attention: pattern: that of the cache, {cache.pattern!r}, is needed, got {pattern!r}"
         )
@@ -333,9 +333,36 @@ def _cached(
     kind = cache.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = _autocast(kind, q, k, v)
+    if torch.compiler.is_compiling():
+        return _cached_traced(
+            q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, cache, layer
+        )
     return _cache_steps.attention(
         cache, q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
     )
+
+
+def _cached_traced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: str,
+    scale: float | None,
+    q_lens: Lengths,
+    cu_seqlens_q: Lengths,
+    return_lse: bool,
+    cache: KVCache,
+    layer: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with a cache as an operator, which has no gradient."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.requires_grad and torch.is_grad_enabled():
+            raise _cache_steps.no_gradients(name)
+    o, lse = _operator.cached(
+        q, k, v, cache._token, layout, scale, _runs.as_tensor("q_lens", q_lens),
+        _runs.as_tensor("cu_seqlens_q", cu_seqlens_q), return_lse, layer,
+    )  # fmt: skip
+    return o, lse if return_lse else None
 
 
 def _no_transforms(*tensors: Tensor) -> None:

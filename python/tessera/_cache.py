@@ -16,6 +16,7 @@ from . import (
     _cache_steps,
     _errors,
     _native,
+    _operator,
     _runtime,
     patterns,
 )
@@ -149,6 +150,7 @@ class KVCache:
         self._heads = _cache_steps.heads(self)
         self._grows = isinstance(pages, str) and pages == "grow"
         with torch.inference_mode(False):  # tensors that can be written to anywhere
+            self._token = _operator.token(self)
             self._allocate(self._counts(pages))
             self._seat()
         # Refuses what no kernel takes, before the first step does.

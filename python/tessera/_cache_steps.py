@@ -306,8 +306,8 @@ def _on_device(cache: KVCache, name: str, given: Given, count: int) -> Tensor:
 
 
 def _no_tracing(*tensors: Any) -> None:
-    """Raises where someone would look at operators: a cache has none, and a trace would keep
-    nothing of it."""
+    """Raises where someone would look at operators: eager calls have none, and a trace would keep
+    nothing of them. torch.compile gets tessera::cached instead."""
     found = None
     if torch.compiler.is_compiling():
         found = "torch.compile"
@@ -349,6 +349,13 @@ def _take(x: Tensor, part: Part, packed: bool) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def no_gradients(name: str) -> _errors.Unsupported:
+    return _errors.Unsupported(
+        f"attention: {name}: gradients through a cache are not supported: call it within "
+        "torch.no_grad(), or detach the tensor"
+    )
+
+
 def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[int, ...]:
     """The shape of a tensor's rows: [sequences, tokens], or of packed ones [tokens]."""
     if not isinstance(x, torch.Tensor):
@@ -358,10 +365,7 @@ def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[
             "layout", f"one of {', '.join(map(repr, _shapes.LAYOUTS))} is needed", repr(layout)
         )
     if x.requires_grad and torch.is_grad_enabled():
-        raise _errors.Unsupported(
-            f"attention: {name}: gradients through a cache are not supported: call it within "
-            "torch.no_grad(), or detach the tensor"
-        )
+        raise no_gradients(name)
     packed = layout == "thd"
     dims = x.shape if packed else _by_token(x, layout).shape if x.dim() == 4 else ()
     wanted = (heads, cache.head_dim)

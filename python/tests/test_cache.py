@@ -664,22 +664,82 @@ def test_what_looks_at_operators_is_refused_and_changes_nothing():
     assert cache.lengths.tolist() == [3]
 
 
-def test_compiled_code_runs_a_cache_between_its_graphs():
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_code_holds_a_cache(backend):
+    """One graph of all layers, for every length and every cache of the kind."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    first = Model(PATTERNS["dense_heads"], 3, layers=2)
+    caches = [first.cache, copy.deepcopy(first.cache)]
+    graphs = CompileCounterWithBackend(backend)
+
+    def run(q, k, v, cache, lens, layout):
+        words = {"q_lens" if layout == "bshd" else "cu_seqlens_q": lens}
+        words |= dict(layout=layout, scale=0.5)
+        x = tessera.attention(q.sin(), k, v, first.pattern, cache=cache, **words)
+        o, lse = tessera.attention(
+            x.cos(), v, k, cache=cache, layer=1, return_lse=True, **words
+        )
+        return o * 2, lse + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend=graphs, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for cache in caches:
+            other = copy.deepcopy(cache)
+            for rows, lens in ((40, [40, 3, 0]), (7, [1, 7, 5]), (50, [50, 0, 2]), (2, None)):
+                inputs = first.new((3, rows))
+                lens = None if lens is None else torch.tensor(lens)
+                found = compiled(*inputs, cache, lens, "bshd")
+                wanted = run(*inputs, other, lens, "bshd")
+                for x, y in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(x, y)
+                assert cache.lengths.tolist() == other.lengths.tolist()
+            inputs, ends = first.new((9,)), torch.tensor([0, 3, 4, 9])
+            found = compiled(*inputs, cache, ends, "thd")
+            for x, y in zip(found, run(*inputs, other, ends, "thd"), strict=True):
+                torch.testing.assert_close(x, y)
+    assert graphs.frame_count <= 3  # with lengths, without, and packed
+    torch._dynamo.reset()
+
+
+def test_compiled_calls_of_a_cache_are_neither_lost_nor_doubled():
     model = Model(PATTERNS["s2"], 1)
-    cache, other = model.cache, copy.deepcopy(model.cache)
 
     def run(q, k, v, cache):
-        return tessera.attention(q.sin(), k, v, cache=cache).cos()
+        tessera.attention(q, k, v, cache=cache)  # nothing looks at what it returns
+        a = tessera.attention(q, k, v, cache=cache)
+        return a, tessera.attention(q, k, v, cache=cache)
 
-    inputs = model.new((1, 3))
-    compiled = torch.compile(run, backend="eager")
-    for _ in range(2):
-        assert torch.equal(compiled(*inputs, cache), run(*inputs, other))
+    compiled = torch.compile(run, fullgraph=True)
+    inputs = model.new((1, 2))
+    for n in range(3):
+        with torch.no_grad():
+            a, b = compiled(*inputs, model.cache)
+        assert not torch.equal(a, b) and model.cache.lengths.tolist() == [6 * (n + 1)]
+    inputs[1].requires_grad_()
+    with pytest.raises(Exception, match="gradients through a cache"):
+        compiled(*inputs, model.cache)
+    assert model.cache.lengths.tolist() == [18]
+    del model
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(run, backend="eager", fullgraph=True)(*inputs, cache)
-    torch._dynamo.reset()
-    assert cache.lengths.tolist() == [6]
+
+
+def test_the_operator_of_a_cache():
+    cache = Model(PATTERNS["s2"], 2).cache
+    for layout, shape in (("bshd", (2, 5)), ("bhsd", (2, 5)), ("thd", (5,))):
+        given = [torch.randn(*shape, n, 16) for n in (4, 2, 2)]
+        if layout == "bhsd":
+            given = [x.transpose(1, 2) for x in given]
+        ends = torch.tensor([0, 2, 5]) if layout == "thd" else None
+        torch.library.opcheck(
+            torch.ops.tessera.cached.default,
+            (*given, cache._token, layout, None, None, ends, True, 0),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+    token = torch.tensor([0, 0])
+    with pytest.raises(tessera.InvalidArgument, match="cache: it is gone"):
+        torch.ops.tessera.cached(*given, token, "thd", None, None, ends, True, 0)
 
 
 def test_scales_of_any_type_have_one_plan():
