@@ -20,6 +20,7 @@ Lengths = Sequence[int] | torch.Tensor | None
 Layout = Literal["bshd", "bhsd", "thd"]
 
 _DENSE = patterns.Dense()
+_QKV = ("attention: q", "attention: k", "attention: v")
 # Whether code runs within a transform of torch.func; PyTorch's own autograd.Function asks it.
 _transformed = torch._C._are_functorch_transforms_active
 # Whether a mode looks at functions or operators, or torch.jit.trace or the profiler does.
@@ -246,16 +247,13 @@ def attention(
         plain = type(q) is type(k) is type(v) is Tensor
         if not plain:
             _types(q, k, v, pattern)
+            _runs.ordinary(_QKV, q, k, v)
             plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
         observed = not (
             here and plain and _dispatch_modes() == 0 and _function_modes() == 0
         ) or _jit_traced() or _profiled()
         if _transformed() or forward_ad._current_level >= 0:
             _no_transforms(q, k, v)
-        if not observed and (q.is_neg() or k.is_neg() or v.is_neg()):
-            # Views that PyTorch negates when it reads them, such as the imaginary part of a
-            # conjugate. To operators it gives the values.
-            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     flags = 0 if deterministic else _runs.ANY_ORDER
     if flags and torch.are_deterministic_algorithms_enabled():
         _alert()
@@ -275,25 +273,49 @@ def attention(
         flags |= _runs.WANT_LSE
     else:  # the order of gradients means nothing
         flags = _runs.WANT_LSE if return_lse else 0
+    words = (spec, layout, scale, flags)
     lse: Tensor | None
     if observed:
         tensors = map(_runs.as_tensor, _shapes.NAMES, given)
         run = _Observed.apply if graph else _operator.forward
-        o, lse = run(q, k, v, spec, layout, scale, flags, *tensors)
+        o, lse = run(q, k, v, *words, *tensors)
     else:
-        lengths = _runs.lengths(q, given) if given else None
-        words = (spec, layout, scale, flags)
-        if graph:
-            o, lse = _direct(q, k, v, (words, lengths))
-        else:
-            o, lse = _runs.forward(q, k, v, words, lengths)
+        o, lse = _eager(q, k, v, words, given, graph)
     return (o, lse) if return_lse else o  # type: ignore[return-value]
 
 
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    words: _runs.Words,
+    given: tuple[Lengths, ...],
+    graph: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Past the operators."""
+    try:
+        if q.is_neg() or k.is_neg() or v.is_neg():
+            # Views that PyTorch negates when it reads them, such as the imaginary part of a
+            # conjugate. To operators it gives the values.
+            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+        lengths = _runs.lengths(q, given) if given else None
+        if graph:
+            found: tuple[Tensor, Tensor] = _direct(q, k, v, (words, lengths))
+            return found
+        return _runs.forward(q, k, v, words, lengths)
+    except RuntimeError as error:
+        if not isinstance(error, _errors.Error):
+            _runs.ordinary(_QKV, q, k, v)
+        raise
+
+
 def _number(scale: Any) -> float:
-    if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
-        raise TypeError(f"attention: scale: a number is needed, got {scale!r}")
-    return float(scale)
+    try:
+        if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
+            raise TypeError
+        return float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"attention: scale: a number is needed, got {scale!r}") from None
 
 
 def _cached(
@@ -447,6 +469,17 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"merge: pair {n}: (O, LSE) is needed, got {type(pair).__name__}")
         o, lse = pair
+        for name, x in (("O", o), ("LSE", lse)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(
+                    f"merge: pair {n}: {name}: a tensor is needed, got {type(x).__name__}"
+                )
+            _runs.ordinary([f"merge: pair {n}: {name}"], x)
+            if x.dim() < 2 or x.device != o_and_lse[0][0].device:
+                raise _errors.InvalidArgument(
+                    f"merge: pair {n}: {name}: rows on {o_and_lse[0][0].device} are needed, got "
+                    f"{list(x.shape)} on {x.device}"
+                )
         if o.shape != o_and_lse[0][0].shape or _by_row(lse, layout).shape[:-1] != o.shape[:-1]:
             raise _errors.InvalidArgument(
                 f"merge: pair {n}: an LSE of O's rows, and the O of pair 0, "

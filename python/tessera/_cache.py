@@ -18,6 +18,7 @@ from . import (
     _native,
     _operator,
     _runtime,
+    _shapes,
     patterns,
 )
 
@@ -35,9 +36,7 @@ def _wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
 
 
 def _number(argument: str, value: object, least: int, most: int = _MOST - 1) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"KVCache: {argument}: an integer is needed, got {value!r}")
-    number = int(value.__index__())
+    number = _shapes.integer(f"KVCache: {argument}", value)
     if not least <= number <= most:
         raise _wrong(argument, f"{least} to {most} is needed", number)
     return number
@@ -136,9 +135,9 @@ class KVCache:
         self.sequences = _number("sequences", sequences, 1, _MOST_SEQUENCES)
         self.max_tokens = _number("max_tokens", max_tokens, 1)
         self.layers = _number("layers", layers, 1, 65536)
-        if page not in _PAGES:
+        self.page = _number("page", page, 1)
+        if self.page not in _PAGES:
             raise _wrong("page", f"one of {_PAGES} is needed", page)
-        self.page = page
         self.max_chunk = min(_number("max_chunk", max_chunk, 1), self.max_tokens)
 
         self._groups = _cache_pages.groups(
@@ -684,7 +683,13 @@ class KVCache:
         With another number of sequences than before, `sequences` of the cache changes, and so do
         the batch of its steps and `lengths`; graphs that were captured are of no use then.
         """
-        given = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
+        try:
+            given = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
+            given = [] if isinstance(given, int) else given
+        except (TypeError, RuntimeError):
+            raise TypeError(
+                f"KVCache: select: sequences: integers are needed, got {sequences!r}"
+            ) from None
         chosen = [_number("select: sequences", s, 0, self.sequences - 1) for s in given]
         if not 1 <= len(chosen) <= _MOST_SEQUENCES:
             raise _wrong("select: sequences", f"1 to {_MOST_SEQUENCES} are needed", len(chosen))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.autograd import forward_ad
 
-from . import _cache_plans, _errors, _shapes
+from . import _cache_plans, _errors, _runs, _shapes
 
 if TYPE_CHECKING:
     from ._cache import KVCache
@@ -78,6 +78,7 @@ class Step(NamedTuple):
 def _values(name: str, given: Given) -> Array:
     """Lengths of the caller as numbers; those on a device are copied, which waits for it."""
     if isinstance(given, torch.Tensor):
+        _runs.ordinary([f"attention: {name}"], given)
         if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
             raise _shapes.wrong(
                 name, "integers [sequences] are needed", f"{given.dtype} {list(given.shape)}"
@@ -360,6 +361,7 @@ def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[
     """The shape of a tensor's rows: [sequences, tokens], or of packed ones [tokens]."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"attention: {name}: a tensor is needed, got {type(x).__name__}")
+    _runs.ordinary([f"attention: {name}"], x)
     if layout not in _shapes.LAYOUTS:
         raise _shapes.wrong(
             "layout", f"one of {', '.join(map(repr, _shapes.LAYOUTS))} is needed", repr(layout)
@@ -398,8 +400,7 @@ def _step_of(
     cu: Given,
 ) -> Step:
     """The step that a layer's call belongs to: a new one with layer 0."""
-    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-        raise TypeError(f"attention: layer: an integer is needed, got {layer!r}")
+    layer = _shapes.integer("attention: layer", layer)
     if not 0 <= layer < cache.layers:
         raise _shapes.wrong("layer", f"0 to {cache.layers - 1} is needed", layer)
     if layer == 0:

@@ -35,6 +35,16 @@ _empty_like, _empty_strided, _float32 = torch.empty_like, torch.empty_strided, t
 # ------------------------------------------------------------------------------------- shapes
 
 
+def ordinary(names: Sequence[str], *tensors: Tensor) -> None:
+    """Raises for tensors that have no strides: sparse, nested, of another library."""
+    for name, x in zip(names, tensors, strict=True):
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "a nested one" if x.layout is torch.strided else x.layout
+            raise _errors.InvalidArgument(
+                f"{name}: an ordinary (strided) tensor is needed, got {kind}"
+            )
+
+
 def check(q: Tensor, k: Tensor, v: Tensor, layout: str) -> _shapes.Shape:
     """Sizes of a call. Everything that needs no lengths is checked here, also for fake tensors."""
     sizes = _shapes.shape(layout, q.shape, k.shape, v.shape)
@@ -106,9 +116,9 @@ def as_tensor(name: str, given: Given) -> Tensor | None:
 def _values(name: str, given: Tensor, q: Tensor) -> bytes:
     """The bytes of lengths as int64. Those of another device than the CPU's are copied once for
     each version of the tensor."""
-    fits = given.dim() == 1 and given.layout is torch.strided
-    if not fits or given.dtype not in (torch.int32, torch.int64):
-        got = f"{given.dtype} {list(given.shape)}, {given.layout}"
+    ordinary([f"attention: {name}"], given)
+    if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
+        got = f"{given.dtype} {list(given.shape)}"
         raise _shapes.wrong(name, "integers [sequences] are needed", got)
     if given.device.type == "cpu":
         return bytes(given.detach().to(torch.int64).contiguous().numpy().data)

@@ -674,8 +674,8 @@ def test_compiled_code_holds_a_cache(backend):
     graphs = CompileCounterWithBackend(backend)
 
     def run(q, k, v, cache, lens, layout):
-        words = {"q_lens" if layout == "bshd" else "cu_seqlens_q": lens}
-        words |= dict(layout=layout, scale=0.5)
+        words = dict(layout=layout, scale=0.5)
+        words["q_lens" if layout == "bshd" else "cu_seqlens_q"] = lens
         x = tessera.attention(q.sin(), k, v, first.pattern, cache=cache, **words)
         o, lse = tessera.attention(
             x.cos(), v, k, cache=cache, layer=1, return_lse=True, **words
