@@ -17,6 +17,7 @@ from . import (
     _errors,
     _native,
     _operator,
+    _runs,
     _runtime,
     _shapes,
     patterns,
@@ -192,7 +193,14 @@ class KVCache:
 
         Any number of tokens, also above max_chunk. Errors are those of tessera.attention.
         """
-        _cache_steps.append(self, k, v, layout, q_lens, cu_seqlens_q, layer)
+        if torch.compiler.is_compiling():
+            given = (
+                _runs.as_tensor("q_lens", q_lens),
+                _runs.as_tensor("cu_seqlens_q", cu_seqlens_q),
+            )
+            _operator.append(k, v, self._token, layout, *given, layer)
+        else:
+            _cache_steps.append(self, k, v, layout, q_lens, cu_seqlens_q, layer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         self._lengths()

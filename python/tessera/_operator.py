@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera::forward, tessera::backward and tessera::cached, the operators that PyTorch knows.
+"""The operators that PyTorch knows: tessera::forward and tessera::backward, and with a KV cache
+tessera::cached and tessera::append.
 
 They take the pattern as a string, so that what traces them sees a constant. Eager code on ordinary
 tensors goes past them, to _runs.py: PyTorch's dispatcher costs more than everything else of a small
@@ -40,6 +41,10 @@ _library.define(
 _library.define(
     "cached(Tensor q, Tensor k, Tensor v, Tensor(a!) token, str layout, float? scale, "
     "Tensor? q_lens, Tensor? cu_seqlens_q, bool return_lse, int layer) -> (Tensor, Tensor)"
+)
+_library.define(
+    "append(Tensor k, Tensor v, Tensor(a!) token, str layout, Tensor? q_lens, "
+    "Tensor? cu_seqlens_q, int layer) -> ()"
 )
 
 
@@ -97,15 +102,26 @@ def token(cache: KVCache) -> Tensor:
     return torch.tensor([number, 0], device="cpu")
 
 
+def _of(token: Tensor) -> KVCache:
+    cache = _caches.get(int(token[0]))
+    if cache is None:
+        raise _errors.InvalidArgument("attention: cache: it is gone, or of another process")
+    return cache
+
+
+def _append(
+    k: Tensor, v: Tensor, token: Tensor, layout: str, q_lens: Given, cu_seqlens_q: Given, layer: int
+) -> None:
+    _cache_steps.append(_of(token), k, v, layout, q_lens, cu_seqlens_q, layer)
+    token[1] += 1
+
+
 def _cached(
     q: Tensor, k: Tensor, v: Tensor, token: Tensor, layout: str, scale: Scale, q_lens: Given,
     cu_seqlens_q: Given, return_lse: bool, layer: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    cache = _caches.get(int(token[0]))
-    if cache is None:
-        raise _errors.InvalidArgument("attention: cache: it is gone, or of another process")
     o, lse = _cache_steps.attention(
-        cache, q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
+        _of(token), q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
     )
     token[1] += 1
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
@@ -122,13 +138,16 @@ def _fake_cached(
 
 
 torch.library.register_fake("tessera::cached", _fake_cached, lib=_library)
+torch.library.register_fake("tessera::append", lambda *_: None, lib=_library)
 torch.library.register_fake("tessera::forward", _fake_forward, lib=_library)
 torch.library.register_fake("tessera::backward", _fake_backward, lib=_library)
 for _backend in ("CPU", "CUDA"):
     _library.impl("forward", _forward, _backend)
     _library.impl("backward", _backward, _backend)
     _library.impl("cached", _cached, _backend)
+    _library.impl("append", _append, _backend)
 
 forward = torch.ops.tessera.forward.default
 backward = torch.ops.tessera.backward.default
 cached = torch.ops.tessera.cached.default
+append = torch.ops.tessera.append.default
