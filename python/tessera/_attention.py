@@ -280,33 +280,20 @@ def attention(
         run = _Observed.apply if graph else _operator.forward
         o, lse = run(q, k, v, *words, *tensors)
     else:
-        o, lse = _eager(q, k, v, words, given, graph)
+        try:
+            if q.is_neg() or k.is_neg() or v.is_neg():
+                # Views that PyTorch negates when it reads them. To operators it gives the values.
+                q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+            lengths = _runs.lengths(q, given) if given else None
+            if graph:
+                o, lse = _direct(q, k, v, (words, lengths))
+            else:
+                o, lse = _runs.forward(q, k, v, words, lengths)
+        except RuntimeError as error:
+            if not isinstance(error, _errors.Error):
+                _runs.ordinary(_QKV, q, k, v)
+            raise
     return (o, lse) if return_lse else o  # type: ignore[return-value]
-
-
-def _eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    words: _runs.Words,
-    given: tuple[Lengths, ...],
-    graph: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Past the operators."""
-    try:
-        if q.is_neg() or k.is_neg() or v.is_neg():
-            # Views that PyTorch negates when it reads them, such as the imaginary part of a
-            # conjugate. To operators it gives the values.
-            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-        lengths = _runs.lengths(q, given) if given else None
-        if graph:
-            found: tuple[Tensor, Tensor] = _direct(q, k, v, (words, lengths))
-            return found
-        return _runs.forward(q, k, v, words, lengths)
-    except RuntimeError as error:
-        if not isinstance(error, _errors.Error):
-            _runs.ordinary(_QKV, q, k, v)
-        raise
 
 
 def _number(scale: Any) -> float:
