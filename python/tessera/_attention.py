@@ -20,6 +20,7 @@ Lengths = Sequence[int] | torch.Tensor | None
 Layout = Literal["bshd", "bhsd", "thd"]
 
 _DENSE = patterns.Dense()
+_QKV = ("attention: q", "attention: k", "attention: v")
 # Whether code runs within a transform of torch.func; PyTorch's own autograd.Function asks it.
 _transformed = torch._C._are_functorch_transforms_active
 # Whether a mode looks at functions or operators, or torch.jit.trace or the profiler does.
@@ -57,28 +58,27 @@ class _Direct(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        words: _runs.Words,
-        lengths: _shapes.Lengths | None,
+        call: tuple[_runs.Words, _shapes.Lengths | None],
     ) -> tuple[Tensor, Tensor | None]:
-        o, lse = _runs.forward(q, k, v, words, lengths)
+        o, lse = _runs.forward(q, k, v, *call)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call = words, lengths
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> Any:
         if d_o is None and d_lse is None:
-            return None, None, None, None, None
+            return None, None, None, None
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
         words, lengths = ctx.call
-        plain = _is_plain(d_o) and _is_plain(d_lse)
+        plain = _is_plain(d_o) and (d_lse is None or _is_plain(d_lse))
         if not plain or torch.is_grad_enabled() or _observed():
             tensors = _runs.as_tensors(lengths)
             made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
         else:
             made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
-        return *made, None, None
+        return *made, None
 
 
 # Past the part of apply that is for transforms of torch.func, which are refused before.
@@ -247,6 +247,7 @@ def attention(
         plain = type(q) is type(k) is type(v) is Tensor
         if not plain:
             _types(q, k, v, pattern)
+            _runs.ordinary(_QKV, q, k, v)
             plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
         observed = not (
             here and plain and _dispatch_modes() == 0 and _function_modes() == 0
@@ -272,22 +273,36 @@ def attention(
         flags |= _runs.WANT_LSE
     else:  # the order of gradients means nothing
         flags = _runs.WANT_LSE if return_lse else 0
+    words = (spec, layout, scale, flags)
     lse: Tensor | None
     if observed:
         tensors = map(_runs.as_tensor, _shapes.NAMES, given)
         run = _Observed.apply if graph else _operator.forward
-        o, lse = run(q, k, v, spec, layout, scale, flags, *tensors)
+        o, lse = run(q, k, v, *words, *tensors)
     else:
-        lengths = _runs.lengths(q, given) if given else None
-        run = _direct if graph else _runs.forward
-        o, lse = run(q, k, v, (spec, layout, scale, flags), lengths)
+        try:
+            if q.is_neg() or k.is_neg() or v.is_neg():
+                # Views that PyTorch negates when it reads them. To operators it gives the values.
+                q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+            lengths = _runs.lengths(q, given) if given else None
+            if graph:
+                o, lse = _direct(q, k, v, (words, lengths))
+            else:
+                o, lse = _runs.forward(q, k, v, words, lengths)
+        except RuntimeError as error:
+            if not isinstance(error, _errors.Error):
+                _runs.ordinary(_QKV, q, k, v)
+            raise
     return (o, lse) if return_lse else o  # type: ignore[return-value]
 
 
 def _number(scale: Any) -> float:
-    if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
-        raise TypeError(f"attention: scale: a number is needed, got {scale!r}")
-    return float(scale)
+    try:
+        if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
+            raise TypeError
+        return float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"attention: scale: a number is needed, got {scale!r}") from None
 
 
 def _cached(
@@ -311,7 +326,7 @@ def _cached(
         )
     if not isinstance(pattern, patterns.Pattern):
         _types(q, k, v, pattern)
-    if pattern is not _DENSE and pattern != cache.pattern:
+    if pattern is not _DENSE and pattern._spec != cache.pattern._spec:
         raise _errors.InvalidArgument(
             f"attention: pattern: that of the cache, {cache.pattern!r}, is needed, got {pattern!r}"
         )
@@ -327,9 +342,36 @@ def _cached(
     kind = cache.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = _autocast(kind, q, k, v)
+    if torch.compiler.is_compiling():
+        return _cached_traced(
+            q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, cache, layer
+        )
     return _cache_steps.attention(
         cache, q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
     )
+
+
+def _cached_traced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: str,
+    scale: float | None,
+    q_lens: Lengths,
+    cu_seqlens_q: Lengths,
+    return_lse: bool,
+    cache: KVCache,
+    layer: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with a cache as an operator, which has no gradient."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.requires_grad and torch.is_grad_enabled():
+            raise _cache_steps.no_gradients(name)
+    o, lse = _operator.cached(
+        q, k, v, cache._token, layout, scale, _runs.as_tensor("q_lens", q_lens),
+        _runs.as_tensor("cu_seqlens_q", cu_seqlens_q), return_lse, layer,
+    )  # fmt: skip
+    return o, lse if return_lse else None
 
 
 def _no_transforms(*tensors: Tensor) -> None:
@@ -414,6 +456,17 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"merge: pair {n}: (O, LSE) is needed, got {type(pair).__name__}")
         o, lse = pair
+        for name, x in (("O", o), ("LSE", lse)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(
+                    f"merge: pair {n}: {name}: a tensor is needed, got {type(x).__name__}"
+                )
+            _runs.ordinary([f"merge: pair {n}: {name}"], x)
+            if x.dim() < 2 or x.device != o_and_lse[0][0].device:
+                raise _errors.InvalidArgument(
+                    f"merge: pair {n}: {name}: rows on {o_and_lse[0][0].device} are needed, got "
+                    f"{list(x.shape)} on {x.device}"
+                )
         if o.shape != o_and_lse[0][0].shape or _by_row(lse, layout).shape[:-1] != o.shape[:-1]:
             raise _errors.InvalidArgument(
                 f"merge: pair {n}: an LSE of O's rows, and the O of pair 0, "

@@ -16,7 +16,10 @@ from . import (
     _cache_steps,
     _errors,
     _native,
+    _operator,
+    _runs,
     _runtime,
+    _shapes,
     patterns,
 )
 
@@ -34,9 +37,7 @@ def _wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
 
 
 def _number(argument: str, value: object, least: int, most: int = _MOST - 1) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"KVCache: {argument}: an integer is needed, got {value!r}")
-    number = int(value.__index__())
+    number = _shapes.integer(f"KVCache: {argument}", value)
     if not least <= number <= most:
         raise _wrong(argument, f"{least} to {most} is needed", number)
     return number
@@ -135,9 +136,9 @@ class KVCache:
         self.sequences = _number("sequences", sequences, 1, _MOST_SEQUENCES)
         self.max_tokens = _number("max_tokens", max_tokens, 1)
         self.layers = _number("layers", layers, 1, 65536)
-        if page not in _PAGES:
+        self.page = _number("page", page, 1)
+        if self.page not in _PAGES:
             raise _wrong("page", f"one of {_PAGES} is needed", page)
-        self.page = page
         self.max_chunk = min(_number("max_chunk", max_chunk, 1), self.max_tokens)
 
         self._groups = _cache_pages.groups(
@@ -149,6 +150,7 @@ class KVCache:
         self._heads = _cache_steps.heads(self)
         self._grows = isinstance(pages, str) and pages == "grow"
         with torch.inference_mode(False):  # tensors that can be written to anywhere
+            self._token = _operator.token(self)
             self._allocate(self._counts(pages))
             self._seat()
         # Refuses what no kernel takes, before the first step does.
@@ -191,7 +193,14 @@ class KVCache:
 
         Any number of tokens, also above max_chunk. Errors are those of tessera.attention.
         """
-        _cache_steps.append(self, k, v, layout, q_lens, cu_seqlens_q, layer)
+        if torch.compiler.is_compiling():
+            given = (
+                _runs.as_tensor("q_lens", q_lens),
+                _runs.as_tensor("cu_seqlens_q", cu_seqlens_q),
+            )
+            _operator.append(k, v, self._token, layout, *given, layer)
+        else:
+            _cache_steps.append(self, k, v, layout, q_lens, cu_seqlens_q, layer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         self._lengths()
@@ -343,6 +352,18 @@ class KVCache:
             found = [_cache_plans.Plan(one, q_len, rows, scale) for one in self._settings]
             self._plans[key] = found
         return found
+
+    def _packed_plan(self, rows: int, scale: float | None) -> list[_cache_plans.Plan]:
+        """A plan for each storage group that is there already, for so many packed rows: of those
+        with the fewest rows, the one for the longest sequences."""
+        fits = [key for key in self._plans if key[1] >= rows and key[2] == scale]
+        if not fits:
+            raise _errors.InvalidArgument(
+                f"attention: cache: there is no plan for {rows} packed rows, and none can be made "
+                "while a graph is captured: run once before with as many rows in sequences, and "
+                "with the most that a sequence will have"
+            )
+        return self._plans[min(fits, key=lambda key: (key[1], -key[0]))]
 
     def _capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -670,7 +691,13 @@ class KVCache:
         With another number of sequences than before, `sequences` of the cache changes, and so do
         the batch of its steps and `lengths`; graphs that were captured are of no use then.
         """
-        given = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
+        try:
+            given = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
+            given = [] if isinstance(given, int) else given
+        except (TypeError, RuntimeError):
+            raise TypeError(
+                f"KVCache: select: sequences: integers are needed, got {sequences!r}"
+            ) from None
         chosen = [_number("select: sequences", s, 0, self.sequences - 1) for s in given]
         if not 1 <= len(chosen) <= _MOST_SEQUENCES:
             raise _wrong("select: sequences", f"1 to {_MOST_SEQUENCES} are needed", len(chosen))

@@ -98,7 +98,7 @@ class Plan:
     """A tess_plan of a cache, released with this object, and descriptors to run it with."""
 
     def __init__(self, setting: Setting, q_len: int, rows: int, scale: float | None) -> None:
-        self.plan = ctypes.c_void_p()
+        self.plan: Any = None
         self._release = _native.library().tess_plan_release
         self.setting, self.q_len, self.rows = setting, q_len, rows
         self._steps: list[Tensor] = []
@@ -118,15 +118,7 @@ class Plan:
             page=setting.page,
             max_rows=rows,
         )
-        _native.call(
-            "tess_plan_create",
-            setting.device.handle,
-            setting.layout.handle,
-            ctypes.byref(desc),
-            ctypes.byref(self.plan),
-        )
-        info = _native.new(_native.PlanInfo)
-        _native.call("tess_plan_query", self.plan, ctypes.byref(info))
+        self.plan, info = _native.create_plan(setting.device.handle, setting.layout.handle, desc)
         self.workspace = int(info.workspace_bytes)
         self._align = max(1, int(info.workspace_align))
         self._step_bytes = int(info.step_bytes)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.autograd import forward_ad
 
-from . import _cache_plans, _errors, _shapes
+from . import _cache_plans, _errors, _runs, _shapes
 
 if TYPE_CHECKING:
     from ._cache import KVCache
@@ -78,6 +78,7 @@ class Step(NamedTuple):
 def _values(name: str, given: Given) -> Array:
     """Lengths of the caller as numbers; those on a device are copied, which waits for it."""
     if isinstance(given, torch.Tensor):
+        _runs.ordinary([f"attention: {name}"], given)
         if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
             raise _shapes.wrong(
                 name, "integers [sequences] are needed", f"{given.dtype} {list(given.shape)}"
@@ -221,60 +222,93 @@ def _begin_on_device(
     cache: KVCache, shape: tuple[int, ...], scale: float | None, q_lens: Given, cu: Given
 ) -> Step:
     """Within a capture: nothing of the host is asked, at this time or in a replay."""
-    count = cache.sequences
-    if len(shape) == 1 or cu is not None:
-        raise _errors.InvalidArgument(
-            "attention: cu_seqlens_q: packed rows cannot be captured with a cache: give q, k and v "
-            "as [sequences, tokens, ...], with q_lens on the device where they differ"
-        )
-    if shape[1] > cache.max_chunk:
-        raise _shapes.wrong(
-            "q", f"at most max_chunk={cache.max_chunk} tokens are needed in a capture", shape[1]
-        )
-    if q_lens is not None and not isinstance(q_lens, torch.Tensor):
-        raise _shapes.wrong("q_lens", "a tensor on the device is needed in a capture", "a list")
-    if q_lens is not None and (
-        q_lens.shape != (count,)
-        or q_lens.dtype not in (torch.int32, torch.int64)
-        or q_lens.device != cache.device
-    ):
-        raise _shapes.wrong(
-            "q_lens",
-            f"integers [{count}] on {cache.device} are needed in a capture",
-            f"{q_lens.dtype} {list(q_lens.shape)} on {q_lens.device}",
-        )
-    q_len = _bucket(shape[1], cache.max_chunk)
-    plans = cache._plan(q_len, count * q_len, scale)
-    cache._moved = True
-    state = cache._state
-    before, room, left_out = state[:count], state[count : 2 * count], state[2 * count :]
-    if q_lens is None:
-        rows = torch.full_like(before, shape[1])
+    if len(shape) == 1:
+        plans, rows, unused = _packed_on_device(cache, shape[0], scale, q_lens, cu)
     else:
-        rows = q_lens.clamp(0, shape[1]).to(torch.int32)
+        plans, rows, unused = _padded_on_device(cache, shape[1], scale, q_lens, cu)
+    cache._moved = True
+    count, state, given = cache.sequences, cache._state, cache._captured
+    before, room, left_out = state[:count], state[count : 2 * count], state[2 * count :]
     after = before + rows
-    fits = (after <= room) & (rows > 0)
-    left_out += ((after > room) & (rows > 0) & (room > 0)).sum(dtype=torch.int32)
-    given = cache._captured
-    end = count * q_len + 1
-    torch.arange(0, end, q_len, dtype=torch.int32, device=cache.device, out=given[0])
+    fits = (after <= room) & (rows > 0) & (rows <= plans[0].q_len)
+    left_out += (~fits & (rows > 0) & (room > 0)).sum(dtype=torch.int32)
     given[1].copy_(after * fits)
     given[2].copy_(before * fits)
     before.copy_(torch.where(fits, after, before))
-    part = Part(plans, [plan.step(0) for plan in plans], 0, shape[1], None)
+    part = Part(plans, [plan.step(0) for plan in plans], 0, shape[-1], None)
     _prepare(part, _cache_plans.Lengths(*(x.data_ptr() for x in given)))
-    unused = None
+    return Step(shape, scale, [part] if shape[-1] else [], unused, {}, set(), [])
+
+
+Rows = tuple[list[_cache_plans.Plan], Tensor, Tensor | None]
+
+
+def _padded_on_device(
+    cache: KVCache, tokens: int, scale: float | None, q_lens: Given, cu: Given
+) -> Rows:
+    """Plans, new rows of each sequence and unused rows of a captured step of padded rows."""
+    if cu is not None:
+        raise _shapes.wrong("cu_seqlens_q", "cumulative lengths need layout='thd'", "lengths")
+    if tokens > cache.max_chunk:
+        raise _shapes.wrong(
+            "q", f"at most max_chunk={cache.max_chunk} tokens are needed in a capture", tokens
+        )
+    count = cache.sequences
+    q_len = _bucket(tokens, cache.max_chunk)
+    plans = cache._plan(q_len, count * q_len, scale)
+    end = count * q_len + 1
+    starts = cache._captured[0]
+    torch.arange(0, end, q_len, dtype=torch.int32, device=cache.device, out=starts)
+    if q_lens is None:
+        return plans, torch.full((count,), tokens, dtype=torch.int32, device=cache.device), None
+    rows = _on_device(cache, "q_lens", q_lens, count).clamp(0, tokens).to(torch.int32)
+    return plans, rows, torch.arange(tokens, device=cache.device) >= rows[:, None]
+
+
+def _packed_on_device(
+    cache: KVCache, total: int, scale: float | None, q_lens: Given, cu: Given
+) -> Rows:
+    """The same of packed rows. How many a sequence may have in a replay is what the plan says that
+    a call before the capture made."""
     if q_lens is not None:
-        unused = torch.arange(shape[1], device=cache.device) >= rows[:, None]
-    return Step(shape, scale, [part] if shape[1] else [], unused, {}, set(), [])
+        raise _shapes.wrong("q_lens", "layout='thd' takes cu_seqlens_q", "lengths")
+    ends = _on_device(cache, "cu_seqlens_q", cu, cache.sequences + 1)
+    # Whatever a replay finds there: from 0, not falling, not beyond the rows.
+    ends = ends.clamp(0, total).cummax(0).values.to(torch.int32)
+    ends[0] = 0
+    cache._captured[0].copy_(ends)
+    plans, rows = cache._packed_plan(total, scale), ends.diff()
+    # Rows behind the last sequence, and those of sequences that have too many.
+    place = torch.arange(total, dtype=torch.int32, device=cache.device)
+    owner = torch.searchsorted(ends[1:], place, right=True)
+    unused = torch.cat([rows > plans[0].q_len, rows.new_ones(1, dtype=torch.bool)])[owner]
+    return plans, rows, unused
+
+
+def _on_device(cache: KVCache, name: str, given: Given, count: int) -> Tensor:
+    """Lengths that a replay reads."""
+    if not isinstance(given, torch.Tensor):
+        got = "none" if given is None else "a list"
+        raise _shapes.wrong(name, "a tensor on the device is needed in a capture", got)
+    if (
+        given.shape != (count,)
+        or given.dtype not in (torch.int32, torch.int64)
+        or given.device != cache.device
+    ):
+        raise _shapes.wrong(
+            name,
+            f"integers [{count}] on {cache.device} are needed in a capture",
+            f"{given.dtype} {list(given.shape)} on {given.device}",
+        )
+    return given.detach()
 
 
 # ---------------------------------------------------------------------------------- layers
 
 
 def _no_tracing(*tensors: Any) -> None:
-    """Raises where someone would look at operators: a cache has none, and a trace would keep
-    nothing of it."""
+    """Raises where someone would look at operators: eager calls have none, and a trace would keep
+    nothing of them. torch.compile gets tessera::cached instead."""
     found = None
     if torch.compiler.is_compiling():
         found = "torch.compile"
@@ -295,6 +329,7 @@ def _no_tracing(*tensors: Any) -> None:
 
 
 def _by_token(x: Tensor, layout: str) -> Tensor:
+    x = x.resolve_neg()  # a view that PyTorch negates when it is read
     return x.transpose(1, 2) if layout == "bhsd" else x
 
 
@@ -315,19 +350,24 @@ def _take(x: Tensor, part: Part, packed: bool) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def no_gradients(name: str) -> _errors.Unsupported:
+    return _errors.Unsupported(
+        f"attention: {name}: gradients through a cache are not supported: call it within "
+        "torch.no_grad(), or detach the tensor"
+    )
+
+
 def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[int, ...]:
     """The shape of a tensor's rows: [sequences, tokens], or of packed ones [tokens]."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"attention: {name}: a tensor is needed, got {type(x).__name__}")
+    _runs.ordinary([f"attention: {name}"], x)
     if layout not in _shapes.LAYOUTS:
         raise _shapes.wrong(
             "layout", f"one of {', '.join(map(repr, _shapes.LAYOUTS))} is needed", repr(layout)
         )
     if x.requires_grad and torch.is_grad_enabled():
-        raise _errors.Unsupported(
-            f"attention: {name}: gradients through a cache are not supported: call it within "
-            "torch.no_grad(), or detach the tensor"
-        )
+        raise no_gradients(name)
     packed = layout == "thd"
     dims = x.shape if packed else _by_token(x, layout).shape if x.dim() == 4 else ()
     wanted = (heads, cache.head_dim)
@@ -360,8 +400,7 @@ def _step_of(
     cu: Given,
 ) -> Step:
     """The step that a layer's call belongs to: a new one with layer 0."""
-    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-        raise TypeError(f"attention: layer: an integer is needed, got {layer!r}")
+    layer = _shapes.integer("attention: layer", layer)
     if not 0 <= layer < cache.layers:
         raise _shapes.wrong("layer", f"0 to {cache.layers - 1} is needed", layer)
     if layer == 0:

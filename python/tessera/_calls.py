@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +34,12 @@ def _word(field: str) -> int:
 
 
 _PLACES = {field: _word(field) for field in BACKWARD}
+Q, K, V, O, LSE, D_O, D_LSE, D_Q, D_K, D_V = _PLACES.values()
 _WORKSPACE = _word("workspace")
 _STREAM = (_native.RunDesc.stream.offset + _native.Stream.handle.offset) // 8
-_STREAM_KIND = (_native.RunDesc.stream.offset + _native.Stream.kind.offset) // 8
+
+# A descriptor as 64-bit words, and its address.
+Slot = tuple[memoryview, int]
 
 
 class Strides(NamedTuple):
@@ -93,38 +97,47 @@ class Call:
         if self.workspace:
             desc.workspace.kind = plan.device.memory
             desc.workspace.size = plan.workspace
+        if plan.device.memory != _native.HOST:
+            desc.stream.kind = _native.SUBMIT
         self.template = bytes(desc)
+        self.places = tuple(_PLACES[name] for name in tensors)
         # An empty tensor has no address, and any will do. One that has lost its storage has none
         # either, and the library refuses that.
-        self.places = tuple(_PLACES[name] for name in tensors)
-        self.hollow = tuple(not stride.bytes for stride in tensors.values())
-        if not any(self.hollow):
-            self.hollow = ()
-        self.pool: list[Any] = []
+        self.hollow = tuple(_PLACES[name] for name, stride in tensors.items() if not stride.bytes)
+        self.pool: list[Slot] = []
         self.run_c = _native.library().tess_run
         self.notes: Any = None  # of who prepared it
 
-    def run(self, handles: list[int], workspace: int, stream: int | None = None) -> None:
-        """Runs the plan on tensors at these addresses, in the order in which they were described.
-
-        workspace: the address of `self.workspace` bytes.
-        stream: a native stream; without it, the device's own queue.
-        """
+    def take(self) -> Slot:
+        """A descriptor that no other thread has, in which the addresses are missing: words[Q] and
+        so on of each tensor that was described. `run` takes it back."""
         try:
-            words, address = self.pool.pop()
+            return self.pool.pop()
         except IndexError:
             memory = _WORDS.from_buffer_copy(self.template)
-            words, address = memoryview(memory).cast("B").cast("Q"), ctypes.addressof(memory)
-        if self.hollow:
-            handles = [4096 if no else at for at, no in zip(handles, self.hollow, strict=True)]
-        for place, handle in zip(self.places, handles):  # noqa: B905
-            words[place] = handle
+            return memoryview(memory).cast("B").cast("Q"), ctypes.addressof(memory)
+
+    def fill(self, handles: Iterable[int]) -> Slot:
+        """A descriptor with these addresses, in the order in which the tensors were described."""
+        slot = self.take()
+        for place, handle in zip(self.places, handles, strict=True):
+            slot[0][place] = handle
+        return slot
+
+    def run(self, slot: Slot, workspace: int = 0, stream: int = 0) -> None:
+        """Runs the plan on the tensors whose addresses a descriptor has.
+
+        workspace: the address of `self.workspace` bytes.
+        stream: a native stream; not looked at on the CPU.
+        """
+        words, address = slot
         plan = self.plan
+        if self.hollow:
+            for place in self.hollow:
+                words[place] = 4096
         if workspace:
             words[_WORKSPACE] = workspace + -workspace % plan.align
-        if stream is not None:
-            words[_STREAM_KIND] = _native.SUBMIT
-            words[_STREAM] = stream
+        words[_STREAM] = stream
         _under_way.append(None)
         try:
             if _closed:
@@ -132,24 +145,24 @@ class Call:
             status = self.run_c(plan.handle, address)
         finally:
             _under_way.pop()
-        self.pool.append((words, address))
+        self.pool.append(slot)
         if status:
             _native.fail(status)
 
 
-def run_on_host(call: Call, _: object, handles: list[int]) -> None:
+def run_on_host(call: Call, slot: Slot, _: object = None) -> None:
     """Runs the plan of a CPU device, in a workspace that is kept for the next run."""
     size = call.workspace
     if not size:
-        call.run(handles, 0)
+        call.run(slot)
         return
     try:
         work = _workspaces.pop()
+        if work.bytes < size:
+            work = _Workspace(size)
     except IndexError:
         work = _Workspace(size)
-    if work.bytes < size:
-        work = _Workspace(size)
-    call.run(handles, work.address)
+    call.run(slot, work.address)
     if work.bytes <= _KEPT_BYTES and len(_workspaces) < _KEPT:
         _workspaces.append(work)
 

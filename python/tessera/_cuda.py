@@ -32,7 +32,7 @@ def _first_on(stream: int, plan: _plans.Plan, device: torch.device) -> None:
     plan.streams.add(stream)
 
 
-def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
+def launch(call: _calls.Call, slot: _calls.Slot, q: torch.Tensor) -> None:
     """Runs a call on the current stream of q's device, whichever device is current.
 
     The workspace is of PyTorch's allocator and of that stream, so that whoever gets its memory next
@@ -40,12 +40,13 @@ def launch(call: _calls.Call, q: torch.Tensor, handles: list[int]) -> None:
     when the graph is gone.
     """
     stream = current_stream(q.get_device())
-    if stream not in call.plan.streams:
-        _first_on(stream, call.plan, q.device)
-    if _capturing():
-        call.plan.pinned = True
+    plan = call.plan
+    if stream not in plan.streams:
+        _first_on(stream, plan, q.device)
+    if not plan.pinned and _capturing():
+        plan.pinned = True
     if not call.workspace:
-        call.run(handles, 0, stream)
+        call.run(slot, 0, stream)
         return
     work = q.new_empty(call.workspace, dtype=_bytes)
-    call.run(handles, work.data_ptr(), stream)
+    call.run(slot, work.data_ptr(), stream)

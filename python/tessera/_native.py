@@ -314,3 +314,11 @@ def call(name: str, *arguments: Any) -> None:
 def new(structure: Any, **fields: Any) -> Any:
     """A descriptor or info with its size set and everything else 0."""
     return structure(struct_size=ctypes.sizeof(structure), **fields)
+
+
+def create_plan(device: Any, layout: Any, desc: Any) -> tuple[Any, Any]:
+    """A tess_plan of a tess_plan_desc, which the caller releases, and its tess_plan_info."""
+    plan, info = ptr(), new(PlanInfo)
+    call("tess_plan_create", device, layout, ctypes.byref(desc), ctypes.byref(plan))
+    call("tess_plan_query", plan, ctypes.byref(info))
+    return plan, info

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera::forward and tessera::backward, the operators that PyTorch knows.
+"""The operators that PyTorch knows: tessera::forward and tessera::backward, and with a KV cache
+tessera::cached and tessera::append.
 
 They take the pattern as a string, so that what traces them sees a constant. Eager code on ordinary
 tensors goes past them, to _runs.py: PyTorch's dispatcher costs more than everything else of a small
@@ -8,11 +9,16 @@ call. Whatever looks at operators (a tracer, a mode, a tensor subclass, the prof
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _runs
+from . import _cache_steps, _errors, _runs
+
+if TYPE_CHECKING:
+    from ._cache import KVCache
 
 Tensor = torch.Tensor
 Scale = float | None
@@ -31,6 +37,14 @@ _library.define(
     f"backward(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
     f"bool d_q, bool d_k, bool d_v, str pattern, str layout, float? scale, int flags, "
     f"{_LENGTHS}) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "cached(Tensor q, Tensor k, Tensor v, Tensor(a!) token, str layout, float? scale, "
+    "Tensor? q_lens, Tensor? cu_seqlens_q, bool return_lse, int layer) -> (Tensor, Tensor)"
+)
+_library.define(
+    "append(Tensor k, Tensor v, Tensor(a!) token, str layout, Tensor? q_lens, "
+    "Tensor? cu_seqlens_q, int layer) -> ()"
 )
 
 
@@ -74,11 +88,66 @@ def _fake_backward(
     )
 
 
+# A traced program holds a KV cache by its token, integers of the CPU: the number by which the cache
+# is found here, and how many calls it has served. The operator changes the second one, so that
+# calls of one cache stay in order, and none is left out.
+_caches: weakref.WeakValueDictionary[int, KVCache] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def token(cache: KVCache) -> Tensor:
+    """A new token of a cache."""
+    number = next(_numbers)
+    _caches[number] = cache
+    return torch.tensor([number, 0], device="cpu")
+
+
+def _of(token: Tensor) -> KVCache:
+    cache = _caches.get(int(token[0]))
+    if cache is None:
+        raise _errors.InvalidArgument("attention: cache: it is gone, or of another process")
+    return cache
+
+
+def _append(
+    k: Tensor, v: Tensor, token: Tensor, layout: str, q_lens: Given, cu_seqlens_q: Given, layer: int
+) -> None:
+    _cache_steps.append(_of(token), k, v, layout, q_lens, cu_seqlens_q, layer)
+    token[1] += 1
+
+
+def _cached(
+    q: Tensor, k: Tensor, v: Tensor, token: Tensor, layout: str, scale: Scale, q_lens: Given,
+    cu_seqlens_q: Given, return_lse: bool, layer: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    o, lse = _cache_steps.attention(
+        _of(token), q, k, v, layout, scale, q_lens, cu_seqlens_q, return_lse, layer
+    )
+    token[1] += 1
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _fake_cached(
+    q: Tensor, k: Tensor, v: Tensor, token: Tensor, layout: str, scale: Scale, q_lens: Given,
+    cu_seqlens_q: Given, return_lse: bool, layer: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    _runs.check(q, k, v, layout)
+    rows = q.transpose(0, 1) if layout == "thd" else q if layout == "bhsd" else q.transpose(1, 2)
+    shape = rows.shape[:-1] if return_lse else (0,)
+    return _runs.result(q, layout), q.new_empty(shape, dtype=torch.float32)
+
+
+torch.library.register_fake("tessera::cached", _fake_cached, lib=_library)
+torch.library.register_fake("tessera::append", lambda *_: None, lib=_library)
 torch.library.register_fake("tessera::forward", _fake_forward, lib=_library)
 torch.library.register_fake("tessera::backward", _fake_backward, lib=_library)
 for _backend in ("CPU", "CUDA"):
     _library.impl("forward", _forward, _backend)
     _library.impl("backward", _backward, _backend)
+    _library.impl("cached", _cached, _backend)
+    _library.impl("append", _append, _backend)
 
 forward = torch.ops.tessera.forward.default
 backward = torch.ops.tessera.backward.default
+cached = torch.ops.tessera.cached.default
+append = torch.ops.tessera.append.default

@@ -56,7 +56,7 @@ class Plan:
     """A tess_plan, released with this object."""
 
     def __init__(self, problem: Problem) -> None:
-        self.plan = ctypes.c_void_p()
+        self.plan: Any = None
         self._release = _native.library().tess_plan_release
         self._release_after = _native.library().tess_plan_release_after
         self.problem = problem
@@ -96,15 +96,7 @@ class Plan:
             q_first=lengths[4][0],
             kv_first=lengths[5][0],
         )
-        _native.call(
-            "tess_plan_create",
-            self.device.handle,
-            self.layout.handle,
-            ctypes.byref(desc),
-            ctypes.byref(self.plan),
-        )
-        info = _native.new(_native.PlanInfo)
-        _native.call("tess_plan_query", self.plan, ctypes.byref(info))
+        self.plan, info = _native.create_plan(self.device.handle, self.layout.handle, desc)
         self.handle = self.plan.value
         self.workspace = int(info.workspace_bytes)
         self.align = max(1, int(info.workspace_align))

@@ -45,7 +45,8 @@ def assign_heads(
     ranks: every rank gets as many query heads; their number has to divide that of the heads.
     heads: query heads of the model, by default what the pattern says (heads_total of S2).
     kv_heads: of the model; by default what the pattern says, or one for each query head. The query
-        heads of a kv head stay together; with fewer kv heads than ranks, those of a rank have one.
+        heads of a kv head stay together; with no more kv heads than ranks, those of a rank have
+        one, and only ranks that share a kv head are balanced: `imbalance` tells what is left.
     tokens: the length of the sequences that are balanced.
 
     Pairs are counted by the planner, on the CPU. A model that is trained with an assignment keeps

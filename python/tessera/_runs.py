@@ -26,9 +26,23 @@ DTYPES = {torch.float32: _native.F32, torch.float16: _native.F16, torch.bfloat16
 
 _find = _plans.calls.get
 _next_tick = _plans.ticks.__next__
+# Looked up once: a module's attribute costs as much as a small call of C.
+_Q, _K, _V, _O, _LSE = _calls.Q, _calls.K, _calls.V, _calls.O, _calls.LSE
+_D_O, _D_LSE, _D_Q, _D_K, _D_V = _calls.D_O, _calls.D_LSE, _calls.D_Q, _calls.D_K, _calls.D_V
+_empty_like, _empty_strided, _float32 = torch.empty_like, torch.empty_strided, torch.float32
 
 
 # ------------------------------------------------------------------------------------- shapes
+
+
+def ordinary(names: Sequence[str], *tensors: Tensor) -> None:
+    """Raises for tensors that have no strides: sparse, nested, of another library."""
+    for name, x in zip(names, tensors, strict=True):
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "a nested one" if x.layout is torch.strided else x.layout
+            raise _errors.InvalidArgument(
+                f"{name}: an ordinary (strided) tensor is needed, got {kind}"
+            )
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, layout: str) -> _shapes.Shape:
@@ -102,9 +116,9 @@ def as_tensor(name: str, given: Given) -> Tensor | None:
 def _values(name: str, given: Tensor, q: Tensor) -> bytes:
     """The bytes of lengths as int64. Those of another device than the CPU's are copied once for
     each version of the tensor."""
-    fits = given.dim() == 1 and given.layout is torch.strided
-    if not fits or given.dtype not in (torch.int32, torch.int64):
-        got = f"{given.dtype} {list(given.shape)}, {given.layout}"
+    ordinary([f"attention: {name}"], given)
+    if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
+        got = f"{given.dtype} {list(given.shape)}"
         raise _shapes.wrong(name, "integers [sequences] are needed", got)
     if given.device.type == "cpu":
         return bytes(given.detach().to(torch.int64).contiguous().numpy().data)
@@ -184,19 +198,21 @@ def forward(
     plain, like, shape, strides, lse_like, fill, run = call.notes
     if not plain:
         q, k, v = _rows(q), _rows(k), _rows(v)
-    o = torch.empty_like(q) if like else q.new_empty_strided(shape, strides)
-    if lse_like is None:
-        lse = None
-        handles = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()]
-    else:
-        lse = q.new_empty(lse_like, dtype=torch.float32)
-        handles = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr()]
+    o = _empty_like(q) if like else q.new_empty_strided(shape, strides)
+    lse = None
+    if lse_like is not None:
+        lse = _empty_strided(*lse_like, dtype=_float32, device=q.device)
     if fill:
         o.zero_()
         if lse is not None:
             lse.fill_(-torch.inf)
     if run is not None:
-        run(call, q, handles)
+        slot = call.take()
+        at = slot[0]
+        at[_Q], at[_K], at[_V], at[_O] = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
+        if lse is not None:
+            at[_LSE] = lse.data_ptr()
+        run(call, slot, q)
     return o, lse
 
 
@@ -224,7 +240,7 @@ def _prepare_forward(
         _is_like(q, layout),
         q.shape,
         strides,
-        lse,
+        None if lse is None else (lse, _contiguous(lse)),
         not call.batch.q_whole,  # some rows are in no sequence
         _runner(q) if q.numel() else None,
     )
@@ -250,7 +266,9 @@ def backward(
     q, k, v, o, lse = saved
     if d_o is None:  # only LSE was used
         d_o = q.new_zeros(q.shape[-1:]).expand(q.shape)
-    if d_lse is not None and d_lse.is_neg():  # a view that PyTorch negates when it is read
+    if d_o.is_neg():  # a view that PyTorch negates when it is read
+        d_o = d_o.resolve_neg()
+    if d_lse is not None and d_lse.is_neg():
         d_lse = d_lse.resolve_neg()
     key = (
         words, wanted, q.shape, k.shape, v.shape, o.shape, lse.shape, d_o.shape, q.stride(),
@@ -267,33 +285,39 @@ def backward(
     plain, simple, like_q, like_k, run = call.notes
     if not plain:
         q, k, v, o, d_o = _rows(q), _rows(k), _rows(v), _rows(o), _rows(d_o)
-    handles = [
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), d_o.data_ptr()
-    ]  # fmt: skip
-    if d_lse is not None:
-        handles.append(d_lse.data_ptr())
     made_q: Tensor | None
     made_k: Tensor | None
     made_v: Tensor | None
     if simple:
-        made_q, made_k, made_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        handles += (made_q.data_ptr(), made_k.data_ptr(), made_v.data_ptr())
+        made_q, made_k, made_v = _empty_like(q), _empty_like(k), _empty_like(v)
     else:
         layout, batch = words[1], call.batch
-        made_q = _gradient(q, layout, like_q, batch.q_whole, handles) if wanted[0] else None
-        made_k = _gradient(k, layout, like_k, batch.kv_whole, handles) if wanted[1] else None
-        made_v = _gradient(v, layout, like_k, batch.kv_whole, handles) if wanted[2] else None
-    if run is not None:
-        run(call, q, handles)
+        made_q = _gradient(q, layout, like_q, batch.q_whole) if wanted[0] else None
+        made_k = _gradient(k, layout, like_k, batch.kv_whole) if wanted[1] else None
+        made_v = _gradient(v, layout, like_k, batch.kv_whole) if wanted[2] else None
+    if run is None:
+        return made_q, made_k, made_v
+    slot = call.take()
+    at = slot[0]
+    at[_Q], at[_K], at[_V], at[_O] = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
+    at[_LSE], at[_D_O] = lse.data_ptr(), d_o.data_ptr()
+    if d_lse is not None:
+        at[_D_LSE] = d_lse.data_ptr()
+    if made_q is not None:
+        at[_D_Q] = made_q.data_ptr()
+    if made_k is not None:
+        at[_D_K] = made_k.data_ptr()
+    if made_v is not None:
+        at[_D_V] = made_v.data_ptr()
+    run(call, slot, q)
     return made_q, made_k, made_v
 
 
-def _gradient(x: Tensor, layout: str, like: bool, whole: bool, handles: list[int]) -> Tensor:
-    """A new gradient of x, whose address joins the handles."""
+def _gradient(x: Tensor, layout: str, like: bool, whole: bool) -> Tensor:
+    """A new gradient of x."""
     made = torch.empty_like(x) if like else result(x, layout)
     if not whole:
         made.zero_()
-    handles.append(made.data_ptr())
     return made
 
 

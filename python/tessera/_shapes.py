@@ -7,6 +7,7 @@ bytes of int64 arrays, since that is what keys of a cache are made of and what C
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,16 @@ class Shape(NamedTuple):
 def wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
     """The error of an argument that does not fit."""
     return _errors.InvalidArgument(f"attention: {argument}: {needed}, got {got}")
+
+
+def integer(what: str, value: object) -> int:
+    """`value` as an int; `what` names the function and the argument."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # what tensors raise
+        raise TypeError(f"{what}: an integer is needed, got {value!r}") from None
 
 
 def wrong_layout(layout: object) -> _errors.InvalidArgument:

@@ -143,7 +143,7 @@ def attention(
         _native.FORWARD, q, pattern, layout, scale, sizes, lengths, tensors
     )
     if o.size:
-        _calls.run_on_host(call, None, [x.ctypes.data for x in (q, k, v, o, lse)])
+        _calls.run_on_host(call, call.fill(x.ctypes.data for x in (q, k, v, o, lse)))
     return o, lse
 
 
@@ -201,7 +201,7 @@ def gradients(
         _native.BACKWARD, q, pattern, layout, scale, sizes, lengths, tensors, int(not deterministic)
     )
     if q.size or k.size:
-        _calls.run_on_host(call, None, [x.ctypes.data for x in (*arrays, d_o, *made)])
+        _calls.run_on_host(call, call.fill(x.ctypes.data for x in (*arrays, d_o, *made)))
     return made
 
 

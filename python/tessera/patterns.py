@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from . import _errors, _native
+from . import _errors, _native, _shapes
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -34,9 +34,7 @@ _masks_lock = threading.Lock()
 
 def integer(what: str, value: object, least: int) -> int:
     """`value` as an int of at least `least`; `what` names the function and the argument."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what}: an integer is needed, got {value!r}")
-    number = int(value.__index__())
+    number = _shapes.integer(what, value)
     if number < least or number >= 2**31:
         needed = f"{least} or more" if number < least else "less than 2^31"
         raise _errors.InvalidArgument(f"{what}: {needed} is needed, got {number}")
@@ -369,9 +367,12 @@ class Blocks(Pattern):
 
     def __init__(self, mask: Any, block: int = 64, causal: bool = True) -> None:
         given = mask
-        if hasattr(given, "detach"):  # a tensor, on whatever device
-            given = given.detach().cpu().numpy()
-        array = np.asarray(given)
+        try:
+            if hasattr(given, "detach"):  # a tensor, on whatever device
+                given = (given.detach() != 0).cpu().numpy()
+            array = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"Blocks: mask: an array of booleans is needed ({error})") from None
         if array.ndim == 2:
             array = array[None]
         if array.ndim != 3 or array.shape[0] < 1:

@@ -64,8 +64,8 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
         x.fill_(torch.nan)
 
     def step() -> Any:
-        forward.run(first, work.data_ptr(), stream)
-        backward.run(second, work.data_ptr(), stream)
+        forward.run(forward.fill(first), work.data_ptr(), stream)
+        backward.run(backward.fill(second), work.data_ptr(), stream)
         return read[3], *written[1:]  # which keeps the memory behind the addresses
 
     return step

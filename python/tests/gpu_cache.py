@@ -159,6 +159,57 @@ def captured_steps_with_groups_of_heads_on_another_stream() -> None:
 
 
 @check
+def captured_packed_steps_of_a_cache() -> None:
+    for dense_heads in (0, 2):
+        cache, _ = _model(2, dense_heads=dense_heads)
+        ends = torch.tensor([0, 5, 6, 6], dtype=torch.int32, device="cuda")
+        inputs = [
+            [torch.randn(6, n, 64, device="cuda", dtype=torch.bfloat16) for n in (8, 4, 4)]
+            for _ in range(2)
+        ]
+
+        def step(given: tessera.KVCache, new: Any) -> list[torch.Tensor]:
+            return [
+                tessera.attention(*rows, cache=given, layer=n, layout="thd", cu_seqlens_q=new)
+                for n, rows in enumerate(inputs)  # noqa: B023
+            ]
+
+        step(cache, ends)
+        other = copy.deepcopy(cache)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            results = step(cache, ends)
+        for n in range(60):
+            if n % 20 == 0:
+                cache.reserve(100)
+            new = [0, n % 5, n % 5 + n % 2, n % 5 + n % 2]
+            ends.copy_(torch.tensor(new))
+            for rows in inputs:
+                for x in rows:
+                    x.normal_()
+            graph.replay()
+            for got, wanted in zip(results, step(other, new), strict=True):
+                torch.testing.assert_close(got, wanted)
+        assert cache.lengths.tolist() == other.lengths.tolist()
+
+
+@check
+def compiled_steps_of_a_cache() -> None:
+    def step(q: Any, k: Any, v: Any, cache: tessera.KVCache) -> Any:
+        return tessera.attention(q * 2, k, v, cache=cache) + 1
+
+    cache, (inputs,) = _model(1)
+    other = copy.deepcopy(cache)
+    for mode in (None, "reduce-overhead"):
+        compiled = torch.compile(step, fullgraph=True, mode=mode)
+        for _ in range(3):
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(*inputs, cache), step(*inputs, other))
+    assert cache.lengths.tolist() == other.lengths.tolist() == [706, 67, 6]
+
+
+@check
 def generate_with_s2_cache() -> str:
     try:
         import transformers

@@ -370,6 +370,65 @@ def test_lengths_on_the_device(memory, name):
     model.step(3)
 
 
+@pytest.mark.parametrize("name", ["dense", "s2", "dense_heads"])
+def test_packed_lengths_on_the_device(memory, name):
+    model = Model(PATTERNS[name], layers=2)
+    cache = model.cache
+    model.step(40, [40, 11, 0])
+    model.packed([5, 1, 0])  # at most eight rows in all, and in a sequence
+    cache.reserve(12)
+    ends = torch.zeros(4, dtype=torch.int64)
+    before, told = model.lengths(), []
+    for values in ([1, 1, 0], [4, 3, 0], [0, 2, 0], [7, 0, 0], [0, 7, 0], [0, 0, 3], [3, 0, 0]):
+        ends[1:] = torch.tensor(values).cumsum(0)
+        told.append(values)
+        fits = [n if s < 2 and sum(t[s] for t in told) <= 12 else 0 for s, n in enumerate(values)]
+        told[-1] = fits
+        for layer in range(2):
+            q, k, v = model.new((7,))
+            with Replay(cache):
+                o, lse = tessera.attention(
+                    q, k, v, cache=cache, layout="thd", cu_seqlens_q=ends, layer=layer,
+                    return_lse=True,
+                )  # fmt: skip
+            for s, n in enumerate(values):
+                some = slice(int(ends[s]), int(ends[s + 1]))
+                if fits[s]:
+                    model.check(layer, s, *(x[some] for x in (q, k, v, o)), lse[:, some])
+                else:
+                    assert (o[some] == 0).all()
+            assert (o[int(ends[-1]) :] == 0).all()
+            assert (lse[:, int(ends[-1]) :] == -torch.inf).all()
+    assert cache.lengths.tolist() == model.lengths() == [before[0] + 12, before[1] + 6, 0]
+    with pytest.raises(tessera.InvalidArgument, match="reserve: 2 rows of replayed graphs"):
+        cache.reserve(12)
+    # Lengths that are none.
+    cache.reserve(12)
+    with Replay(cache):
+        for values in ([0, -3, 99, 2], [5, 1, -7, 3], [0, 7, 7, 7]):
+            ends.copy_(torch.tensor(values))
+            for layer in range(2):
+                tessera.attention(
+                    *model.new((7,)), cache=cache, layout="thd", cu_seqlens_q=ends, layer=layer
+                )
+    cache.clear()
+
+
+def test_sequences_with_more_packed_rows_than_planned_are_left_out(memory):
+    model = Model(PATTERNS["s2"], 4)
+    model.packed([1, 1, 1, 1])
+    model.cache.reserve(9)
+    ends = torch.tensor([0, 0, 3, 4, 4])
+    q, k, v = model.new((4,))
+    with Replay(model.cache):
+        o = tessera.attention(q, k, v, cache=model.cache, layout="thd", cu_seqlens_q=ends)
+    assert (o[:3] == 0).all()
+    model.check(0, 2, q[3:], k[3:], v[3:], o[3:], None)
+    assert model.cache.lengths.tolist() == [1, 1, 2, 1]
+    with pytest.raises(tessera.InvalidArgument, match="reserve: 1 rows"):
+        model.cache.reserve(1)
+
+
 def test_room_that_was_not_reserved(memory):
     model = Model(PATTERNS["s2"], 2)
     model.step(1)
@@ -392,10 +451,15 @@ def test_room_that_was_not_reserved(memory):
             tessera.attention(*model.new((2, 4)), cache=model.cache)
         with pytest.raises(tessera.InvalidArgument, match="q: at most max_chunk=32"):
             tessera.attention(*model.new((2, 40)), cache=model.cache)
-        with pytest.raises(tessera.InvalidArgument, match="cu_seqlens_q: packed rows"):
+        with pytest.raises(tessera.InvalidArgument, match="cu_seqlens_q: a tensor on the device"):
             tessera.attention(
                 *model.new((2,)), cache=model.cache, layout="thd", cu_seqlens_q=[0, 1, 2]
             )
+        with pytest.raises(tessera.InvalidArgument, match="cache: there is no plan for 99 packed"):
+            tessera.attention(
+                *model.new((99,)), cache=model.cache, layout="thd",
+                cu_seqlens_q=torch.tensor([0, 1, 2]),
+            )  # fmt: skip
         with pytest.raises(tessera.InvalidArgument, match="q_lens: a tensor on the device"):
             tessera.attention(*x, cache=model.cache, q_lens=[1, 1])
         with pytest.raises(tessera.InvalidArgument, match="q_lens: integers"):
@@ -600,22 +664,82 @@ def test_what_looks_at_operators_is_refused_and_changes_nothing():
     assert cache.lengths.tolist() == [3]
 
 
-def test_compiled_code_runs_a_cache_between_its_graphs():
+def test_compiled_code_holds_a_cache():
+    """One graph of all layers, for every length and every cache of the kind."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    first = Model(PATTERNS["dense_heads"], 3, layers=2)
+    caches = [first.cache, copy.deepcopy(first.cache)]
+    graphs = CompileCounterWithBackend("eager")
+
+    def run(q, k, v, cache, lens, layout):
+        words = dict(layout=layout, scale=0.5)
+        words["q_lens" if layout == "bshd" else "cu_seqlens_q"] = lens
+        x = tessera.attention(q.sin(), k, v, first.pattern, cache=cache, **words)
+        o, lse = tessera.attention(
+            x.cos(), v, k, cache=cache, layer=1, return_lse=True, **words
+        )
+        return o * 2, lse + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend=graphs, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for cache in caches:
+            other = copy.deepcopy(cache)
+            for rows, lens in ((40, [40, 3, 0]), (7, [1, 7, 5]), (50, [50, 0, 2]), (2, None)):
+                inputs = first.new((3, rows))
+                lens = None if lens is None else torch.tensor(lens)
+                found = compiled(*inputs, cache, lens, "bshd")
+                wanted = run(*inputs, other, lens, "bshd")
+                for x, y in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(x, y)
+                assert cache.lengths.tolist() == other.lengths.tolist()
+            inputs, ends = first.new((9,)), torch.tensor([0, 3, 4, 9])
+            found = compiled(*inputs, cache, ends, "thd")
+            for x, y in zip(found, run(*inputs, other, ends, "thd"), strict=True):
+                torch.testing.assert_close(x, y)
+    assert graphs.frame_count <= 3  # with lengths, without, and packed
+    torch._dynamo.reset()
+
+
+def test_compiled_calls_of_a_cache_are_neither_lost_nor_doubled():
     model = Model(PATTERNS["s2"], 1)
-    cache, other = model.cache, copy.deepcopy(model.cache)
 
     def run(q, k, v, cache):
-        return tessera.attention(q.sin(), k, v, cache=cache).cos()
+        cache.append(k, v)
+        tessera.attention(q, k, v, cache=cache)  # nothing looks at what it returns
+        a = tessera.attention(q, k, v, cache=cache)
+        return a, tessera.attention(q, k, v, cache=cache)
 
-    inputs = model.new((1, 3))
-    compiled = torch.compile(run, backend="eager")
-    for _ in range(2):
-        assert torch.equal(compiled(*inputs, cache), run(*inputs, other))
+    compiled = torch.compile(run, fullgraph=True)
+    inputs = model.new((1, 2))
+    for n in range(3):
+        with torch.no_grad():
+            a, b = compiled(*inputs, model.cache)
+        assert not torch.equal(a, b) and model.cache.lengths.tolist() == [8 * (n + 1)]
+    inputs[1].requires_grad_()
+    with pytest.raises(Exception, match="gradients through a cache"):
+        compiled(*inputs, model.cache)
+    assert model.cache.lengths.tolist() == [24]
+    del model
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(run, backend="eager", fullgraph=True)(*inputs, cache)
-    torch._dynamo.reset()
-    assert cache.lengths.tolist() == [6]
+
+
+def test_the_operator_of_a_cache():
+    cache = Model(PATTERNS["s2"], 2).cache
+    for layout, shape in (("bshd", (2, 5)), ("bhsd", (2, 5)), ("thd", (5,))):
+        given = [torch.randn(*shape, n, 16) for n in (4, 2, 2)]
+        if layout == "bhsd":
+            given = [x.transpose(1, 2) for x in given]
+        ends = torch.tensor([0, 2, 5]) if layout == "thd" else None
+        torch.library.opcheck(
+            torch.ops.tessera.cached.default,
+            (*given, cache._token, layout, None, None, ends, True, 0),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+    token = torch.tensor([0, 0])
+    with pytest.raises(tessera.InvalidArgument, match="cache: it is gone"):
+        torch.ops.tessera.cached(*given, token, "thd", None, None, ends, True, 0)
 
 
 def test_scales_of_any_type_have_one_plan():

@@ -110,6 +110,56 @@ def test_wrong_packed_calls(kind: type[Exception], text: str, options: Any) -> N
         tessera.attention(PACKED, PACKED, PACKED, PATTERN, layout="thd", **options)
 
 
+X = shapes(2, 9, 2, 16)
+ODD: dict[str, Any] = {
+    "sparse_coo": X.to_sparse(),
+    "sparse_csr": shapes(9, 16).to_sparse_csr(),
+    "_mkldnn": X.to_mkldnn(),
+    "nested": torch.nested.nested_tensor([X[0], X[1, :3]]),
+    "jagged": torch.nested.nested_tensor([X[0], X[1, :3]], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_tensors_without_strides_are_named(name: str) -> None:
+    odd, kind = ODD[name], "an ordinary .* got .*" + name
+    cache = tessera.KVCache(PATTERN, 2, 2, 16, dtype=torch.float32, sequences=2, max_tokens=64)
+    for place in range(3):
+        inputs = [X, X, X]
+        inputs[place] = odd
+        for options in ({}, {"cache": cache}):
+            with pytest.raises(Wrong, match=f"attention: {'qkv'[place]}: {kind}"):
+                tessera.attention(*inputs, PATTERN, **options)
+    inputs = [x.clone().requires_grad_() for x in (X, X, X)]
+    o, lse = tessera.attention(*inputs, PATTERN, return_lse=True)
+    with pytest.raises(Wrong, match=f"merge: pair 1: O: {kind}"):
+        tessera.merge((o, lse), (odd, lse))
+    with pytest.raises(Wrong, match=f"merge: pair 0: LSE: {kind}"):
+        tessera.merge((o, odd), (o, lse))
+    with pytest.raises(Wrong, match=f"q_lens: {kind}"):
+        tessera.attention(X, X, X, PATTERN, q_lens=odd)
+    with pytest.raises(Wrong, match=f"q_lens: {kind}"):
+        tessera.attention(X, X, X, cache=cache, q_lens=odd)
+    assert cache.lengths.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("scale: a number", lambda x: tessera.attention(X, X, X, PATTERN, scale=x)),
+        ("page: an integer", lambda x: tessera.KVCache(PATTERN, 2, 2, 16, max_tokens=9, page=x)),
+        ("KVCache: heads: an integer", lambda x: tessera.KVCache(PATTERN, x, 2, 16, max_tokens=9)),
+        ("S2: block: an integer", lambda x: S2(x, 1, 2)),
+        ("merge: pair 0: O: a tensor", lambda _: tessera.merge((None, X))),
+        ("merge: pair 0: LSE: a tensor", lambda _: tessera.merge((X, None))),
+    ],
+)
+def test_tensors_that_are_no_numbers_are_named(text: str, call: Any) -> None:
+    for x in (X, torch.empty(0), X.to("meta"), ODD["nested"]):
+        with pytest.raises(TypeError, match=text):
+            call(x)
+
+
 def test_what_is_off_is_not_refused() -> None:
     o = tessera.attention(Q, K, K, PATTERN, dropout_p=0.0, attn_mask=None, softcap=0)
     assert torch.equal(o, tessera.attention(Q, K, K, PATTERN))

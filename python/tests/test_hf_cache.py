@@ -60,10 +60,10 @@ def test_bytes_at_a_long_length_are_those_of_the_layout():
     layer, held = cache.layers[0], []
     for count in (16384, 49152, 65536):
         key = torch.zeros(1, 16, count, 8)
-        marked, value = cache.update(key, key, 0)
-        layer._pending = False
+        layer.update(key, key)
+        layer._coming = 0
         layer._kept(key, key).append(key.transpose(1, 2), key.transpose(1, 2))
-        length, kept = cache.get_seq_length(), layer.cache
+        length, kept = layer.get_seq_length(), layer.cache
         info = pattern.info(length, heads=16, kv_heads=16)
         # What can be seen, and a ring for chunks of 512 tokens that may be overwritten.
         ring = 4 + 512 // 64
@@ -142,7 +142,7 @@ def test_crop_takes_back_tokens_of_all_layers_or_of_none():
         x = torch.randn(2, HEADS, 100, 16)
         cache.update(x, x, n)
         if n:
-            layer._pending = False
+            layer._coming = 0
             layer._kept(x, x).append(x.transpose(1, 2), x.transpose(1, 2))
 
     def lengths():
@@ -177,6 +177,58 @@ def test_a_prompt_cache_is_copied_and_its_sequences_are_selected():
     ids = tokens(2, 30, 5)
     got = model.generate(ids, past_key_values=cache, **WORDS)
     assert torch.equal(got, model.generate(ids, **WORDS))
+
+
+class Stop(Exception):
+    pass
+
+
+def interrupted(model, inputs, cache, **words):
+    """A forward pass that ends between the first layer and the second."""
+
+    def stop(*_):
+        raise Stop
+
+    hook = model.model.layers[0].mlp.register_forward_pre_hook(stop)
+    with torch.no_grad(), pytest.raises(Stop):
+        model(inputs, past_key_values=cache, **words)
+    hook.remove()
+
+
+@pytest.mark.parametrize("name", ["tessera_s2", "tessera_hybrid"])
+def test_a_forward_pass_that_is_cut_off_leaves_nothing(name):
+    model, _ = models("llama", name)
+    ids = tokens(2, 120)
+    real = torch.ones_like(ids)
+    real[0, :25] = 0
+    cache, other = compact(model), compact(model)
+    for first, end in ((0, 20), (20, 30), (30, 31), (31, 47)):
+        given, mask = ids[:, first:end], real[:, :end]
+        interrupted(model, given, cache, attention_mask=mask)
+        assert cache.get_seq_length() == first
+        if first:
+            wrong = mask.clone()
+            wrong[1, :2] = 0
+            with torch.no_grad(), pytest.raises(tessera.InvalidArgument, match="attention_mask"):
+                model(given, attention_mask=wrong, past_key_values=cache)
+        with torch.no_grad():
+            got, wanted = (
+                model(given, attention_mask=mask, past_key_values=one).logits
+                for one in (cache, other)
+            )
+        assert torch.equal(got, wanted), first
+    interrupted(model, ids[:, 47:49], cache, attention_mask=real[:, :49])
+    cache.crop(-3)
+    other.crop(-3)
+    assert cache.get_seq_length() == other.get_seq_length() == 44
+    # More than can be taken back.
+    interrupted(model, ids[:, 44:], cache, attention_mask=real)
+    with torch.no_grad():
+        with pytest.raises(tessera.InvalidArgument, match="cut off after 44 tokens"):
+            model(ids[:, 44:45], attention_mask=real[:, :45], past_key_values=cache)
+        cache.reset()
+        got = model(ids[:1, :9], past_key_values=cache).logits
+        assert torch.equal(got, model(ids[:1, :9]).logits)
 
 
 def test_autocast():
@@ -233,9 +285,6 @@ def test_what_cannot_be_done_is_refused_by_name():
         model(ids, attention_mask=real, past_key_values=cache)
         with pytest.raises(tessera.InvalidArgument, match="attention_mask: row 0 has 21 real"):
             model(ids[:, :1], past_key_values=cache)
-        with pytest.raises(tessera.InvalidArgument, match="got tokens that no attention"):
-            cache.crop(-1)
-        cache.reset()
         with pytest.raises(tessera.InvalidArgument, match="S2Cache has 2 sequences"):
             model(ids[:1], past_key_values=cache)
         short = compact(model, max_tokens=30)

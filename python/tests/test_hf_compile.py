@@ -10,6 +10,9 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from test_hf import models, tokens  # noqa: E402
 
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+pytestmark = pytest.mark.skipif(OLD, reason="PyTorch 2.6 cannot trace models of transformers 5")
+
 
 def close(got, want, real):
     torch.testing.assert_close(got[real], want[real], rtol=1e-3, atol=1e-3)

@@ -347,8 +347,10 @@ DISTRIBUTED = """
 """
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="FSDP2 of PyTorch 2.6 needs a GPU"
+)
 def test_two_processes_train_one_model_with_ddp_and_fsdp2() -> None:
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -31,7 +31,9 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         self.pattern, self.number, self._words = pattern, number, words
         self.cache: tessera.KVCache | None = None
         self._seen = 0  # tokens, padding included
-        self._pending = False  # new tokens are on their way to the attention function
+        self._coming = 0  # tokens among them that are on their way to the attention function
+        # Before the last step: tokens, and the length of each sequence of the cache.
+        self._last: tuple[int, list[int]] = (0, [])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the attention function knows what is needed."""
@@ -44,13 +46,13 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         if torch.compiler.is_compiling():
             raise tessera.Unsupported("past_key_values: S2Cache: torch.compile is not supported")
         self._no_pending()
-        self._pending = True
-        self._seen += key_states.shape[-2]
+        self._coming = key_states.shape[-2]
+        self._seen += self._coming
         self.batch_size = key_states.shape[0]
         return _held.mark(key_states, self), value_states
 
     def _no_pending(self) -> None:
-        if self._pending:
+        if self._coming:
             raise tessera.InvalidArgument(
                 f"past_key_values: layer {self.number} of S2Cache got tokens that no attention of "
                 "tessera.hf has asked for; reset() begins anew"
@@ -68,7 +70,7 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         cu_q: Tensor | None,
     ) -> Tensor:
         """Keeps the new tokens, and attends to all there are: [batch, tokens, heads, dim]."""
-        if not self._pending:
+        if not self._coming:
             raise tessera.InvalidArgument(
                 f"past_key_values: layer {self.number} of S2Cache: the same tokens came twice"
             )
@@ -84,6 +86,7 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         self._no_packed_rows(query, mask, position_ids, cu_q)
         cache = self._kept(query, key)
         lengths = [cache.length(s) for s in range(cache.sequences)]
+        self._last = self._seen - self._coming, lengths
         new, before = self._new(query, lengths, mask)
         if before is not None:
             at = torch.tensor(before, device=query.device)
@@ -93,7 +96,7 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         else:
             query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         o = self._run(cache, query, key, value, scale, new, not any(lengths))
-        self._pending = False
+        self._coming = 0
         return o if before is None else _attention._roll(o, -at)
 
     def _run(
@@ -136,6 +139,8 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
 
     def _kept(self, query: Tensor, key: Tensor) -> tessera.KVCache:
         """The cache of this layer, made for what comes first."""
+        if self._seen == self._coming and self.cache is not None and not self._fits(query, key):
+            self.cache = None
         if self.cache is None:
             self.cache = tessera.KVCache(
                 self.pattern,
@@ -155,6 +160,13 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
                 f"{query.shape[0]}"
             )
         return self.cache
+
+    def _fits(self, query: Tensor, key: Tensor) -> bool:
+        """Whether an empty cache is what these tokens need."""
+        cache = self.cache
+        return cache is not None and (
+            cache.sequences, cache.heads, cache.kv_heads, cache.dtype, cache.device
+        ) == (query.shape[0], query.shape[1], key.shape[1], query.dtype, query.device)  # fmt: skip
 
     def _new(
         self, query: Tensor, lengths: list[int], mask: Tensor | None
@@ -197,8 +209,32 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------- changes
 
+    @property
+    def kept(self) -> int:
+        """Tokens that attention has asked for, padding included."""
+        return self._seen - self._coming
+
+    def check_undo(self, seen: int) -> None:
+        """Raises where the last step, which began at so many tokens, cannot be taken back."""
+        if self.cache is not None:
+            self.cache._rolled_back(self._since(seen))
+
+    def undo(self, seen: int) -> None:
+        """Takes the last step back, if it is there."""
+        if self.cache is not None and any(self._since(seen)):
+            self.cache.rollback(self._since(seen))
+        self._seen, self._coming = seen, 0
+
+    def _since(self, seen: int) -> list[int]:
+        """Tokens of each sequence that the step which began at so many tokens has added."""
+        assert self.cache is not None
+        cache, (begin, lengths) = self.cache, self._last
+        if self._seen == seen or begin != seen or len(lengths) != cache.sequences:
+            return [0] * cache.sequences
+        return [cache.length(s) - before for s, before in enumerate(lengths)]
+
     def reset(self) -> None:
-        self._seen, self._pending = 0, False
+        self._seen = self._coming = 0
         if self.cache is not None:
             self.cache.clear()
 
@@ -262,8 +298,10 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
     page: tokens of a page: 16, 32, 64, 128 or 256.
     kv_dtype: "int8" or "e4m3": K and V of 8 bits in those layers.
 
-    Padding on the left or the right, beam search, `crop`, `reset` and copy.deepcopy work. Packed
-    rows, torch.compile, offloading and gradients are refused by name.
+    Padding on the left or the right, beam search, `crop`, `reset` and copy.deepcopy work. After an
+    exception between two layers of a forward pass, the next one begins where that one began, if it
+    had at most max_chunk tokens or was the first; else only `reset` helps. Packed rows,
+    torch.compile, offloading and gradients are refused by name.
     """
 
     def __init__(
@@ -286,6 +324,8 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
         words = dict(max_tokens=max_tokens, max_chunk=max_chunk, page=page, kv_dtype=kv_dtype)
         of_layer = _patterns(text, pattern)
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        if shared := getattr(text, "num_kv_shared_layers", 0):
+            kinds = kinds[:-shared]  # the last layers read keys of others
         layers: list[Any] = []
         for n, kind in enumerate(kinds):
             if kind not in _DENSE:
@@ -296,9 +336,64 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
             layers.append(S2Layer(found, n, **words) if sparse else dense())
         super().__init__(layers=layers)
 
+    # A forward pass that an exception ends leaves new tokens in some layers alone. They do not
+    # count, and are taken back before the next ones come.
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer_idx == 0:
+            self._settle()
+        found: tuple[Tensor, Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **kwargs
+        )
+        return found
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that a layer has; of layer 0, as models ask, those that all layers have."""
+        return self._complete() if layer_idx == 0 else _tokens(self.layers[layer_idx])
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._complete() + query_length, 0
+
+    def _complete(self) -> int:
+        """Tokens that all layers have."""
+        return min(map(_tokens, self.layers))
+
+    def _settle(self) -> None:
+        """Takes back what a forward pass that was cut off has left, in all layers or in none."""
+        seen = self._complete()
+        sparse = [layer for layer in self.layers if isinstance(layer, S2Layer)]
+        try:
+            for layer in sparse:
+                layer.check_undo(seen)
+        except tessera.InvalidArgument as error:
+            raise tessera.InvalidArgument(
+                f"past_key_values: the last forward pass was cut off after {seen} tokens, and what "
+                f"it has left cannot be taken back; reset() begins anew ({error})"
+            ) from None
+        for layer in self.layers:
+            if isinstance(layer, S2Layer):
+                layer.undo(seen)
+            elif _tokens(layer) > seen:
+                layer.crop(seen - _tokens(layer))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._settle()
+        super().reorder_cache(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._settle()
+        super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._settle()
+        super().batch_repeat_interleave(repeats)
+
     def crop(self, tokens_to_remove: int) -> None:
         """Takes back the last tokens of all layers, or of none: -n of them, or all but the first
         n. At most max_chunk."""
+        self._settle()
         count = _removed(tokens_to_remove, self.get_seq_length())
         if not count:
             return
@@ -321,6 +416,11 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
             else sum(x.nbytes for x in (layer.keys, layer.values) if x is not None)
             for layer in self.layers
         ]
+
+
+def _tokens(layer: Any) -> int:
+    """Tokens that a layer has."""
+    return layer.kept if isinstance(layer, S2Layer) else int(layer.get_seq_length())
 
 
 def _removed(wanted: int, seen: int) -> int:
