@@ -169,11 +169,19 @@ static int start(const tess_driver_device *d, void *function, unsigned groups, u
         &config, function, parameters, NULL);
 }
 
-static const tess_driver_row *const kernels[] = {
-    &tess_cuda_decode,        &tess_cuda_sm90,          &tess_cuda_sm80,
-    &tess_driver_portable,    &tess_cuda_sm90_backward, &tess_cuda_sm80_backward,
-    &tess_driver_backward,    &tess_driver_append,      &tess_driver_copy_pages,
-    &tess_driver_merge_parts, &tess_driver_prepare,     NULL};
+static const tess_driver_row *const kernels[] = {&tess_cuda_decode,
+                                                 &tess_cuda_sm90,
+                                                 &tess_cuda_sm80,
+                                                 &tess_cuda_tf32,
+                                                 &tess_driver_portable,
+                                                 &tess_cuda_sm90_backward,
+                                                 &tess_cuda_sm80_backward,
+                                                 &tess_driver_backward,
+                                                 &tess_driver_append,
+                                                 &tess_driver_copy_pages,
+                                                 &tess_driver_merge_parts,
+                                                 &tess_driver_prepare,
+                                                 NULL};
 
 static const tess_driver_vendor vendor = {
     TESS_DRIVER_VENDOR_FIELDS(cuda),

@@ -22,7 +22,7 @@ enum {
     CUDA_SM80_BACKWARD_MODULE = 5
 };
 
-extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80, tess_cuda_decode,
+extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80, tess_cuda_tf32, tess_cuda_decode,
     tess_cuda_sm90_backward, tess_cuda_sm80_backward;
 
 /* What these share (tensor_cores.c). The best image for the device, or NULL. */

@@ -136,7 +136,8 @@ static int waits(const void *function) {
     const char *name = fake_function_name(function), *arch = fake_function_arch(function);
     return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_decode", 11) == 0 ||
             strncmp(name, "tess_merge_", 11) == 0 || strncmp(name, "tess_sm80_f16_", 14) == 0 ||
-            strncmp(name, "tess_sm80_bf16_", 15) == 0) &&
+            strncmp(name, "tess_sm80_bf16_", 15) == 0 ||
+            strncmp(name, "tess_sm80_f32_", 14) == 0) &&
            strncmp(arch, "sm_", 3) == 0 && fake_number(arch + 3) >= 90;
 }
 

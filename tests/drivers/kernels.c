@@ -109,7 +109,9 @@ int fake_kernel_find(const char *name) {
         const kernel k = kernel_of(n);
         char text[64], rows[16] = "";
         const int fast = is_sm90(k.kind) || k.kind == SM80 || k.kind == DECODE;
-        if ((fast || k.kind == DECODE_MERGE) && k.dtype == TESS_F32) continue;
+        if ((fast || k.kind == DECODE_MERGE) && k.dtype == TESS_F32 &&
+            !(k.kind == SM80 && (k.head_dim == 64 || k.head_dim == 128)))
+            continue;
         if (k.rows) snprintf(rows, sizeof rows, "%u", k.rows);
         const char *codes = k.kv_dtype == 0 ? "" : k.kv_dtype == TESS_I8 ? "_i8" : "_e4m3";
         const int length = snprintf(text, sizeof text, "tess_%s%s%s_%s", kinds[k.kind], rows, codes,
@@ -174,6 +176,14 @@ typedef struct arguments {
         (x)->scale = (double)s.scale_log2 * log(2);                                      \
     } while (0)
 
+/* Of float32 the strides count halves of elements. */
+static void count_elements(tess_args *a) {
+    tess_arg_i64 *const strides[] = {&a->q_batch, &a->q_token, &a->q_head,
+                                     &a->k_batch, &a->k_token, &a->k_head,
+                                     &a->v_batch, &a->v_token, &a->v_head};
+    for (size_t n = 0; n < sizeof strides / sizeof *strides; n++) *strides[n] /= 2;
+}
+
 static arguments read_arguments(int number, void *const *parameters) {
     arguments x = {.dtype = kernel_of(number).dtype};
     if (is_sm90(kernel_of(number).kind)) {
@@ -186,6 +196,7 @@ static arguments read_arguments(int number, void *const *parameters) {
         x.counter = s.counter;
     } else if (kernel_of(number).kind == SM80) {
         READ_ARGUMENTS(&x, tess_sm80_args, parameters[0], s.block_table);
+        if (x.dtype == TESS_F32) count_elements(&x.a);
         return x;
     } else if (kernel_of(number).kind == DECODE || kernel_of(number).kind == DECODE_MERGE) {
         READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
@@ -413,6 +424,21 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
     else
         lockstep_decode(k.dtype, k.kv_dtype, k.head_dim, k.rows, groups, &args);
 }
+
+/* And that for Ampere and later, for float32, of so many workgroups: more take minutes, and a plain
+ * loop computes them. */
+enum { MOST_TF32 = 64 };
+void lockstep_tf32(int head_dim, unsigned groups, const tess_sm80_args *args);
+
+static void run_tf32(kernel k, unsigned groups, const void *parameter) {
+    tess_sm80_args args;
+    memcpy(&args, parameter, sizeof args);
+    tess_arg_u64 *const pointers[] = {&args.q,   &args.k,           &args.v,      &args.o,
+                                      &args.lse, &args.block_table, &args.tables, &args.workspace};
+    for (size_t n = 0; n < sizeof pointers / sizeof *pointers; n++)
+        *pointers[n] = (uint64_t)(uintptr_t)fake_host(*pointers[n]);
+    lockstep_tf32(k.head_dim, groups, &args);
+}
 #endif
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
@@ -434,6 +460,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     }
     const kernel k = kernel_of(number);
 #if defined(FAKE_LOCKSTEP)
+    if (k.kind == SM80 && k.dtype == TESS_F32 && groups <= MOST_TF32) {
+        run_tf32(k, groups, parameters[0]);
+        return;
+    }
     if (k.kind == DECODE || k.kind == DECODE_MERGE) {
         run_lockstep(k, groups, parameters[0]);
         return;

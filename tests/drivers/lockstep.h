@@ -253,6 +253,17 @@ inline uint4 load_shared_unit(uint32_t from) {
     memcpy(&x, lockstep::shared(from, 16), 16);
     return x;
 }
+/* The warp's words at once, each in a bank of its own. */
+inline uint32_t load_shared_word(uint32_t from) {
+    uint32_t x;
+    lockstep::in_warp("a load of words", &from, [](void **of) {
+        unsigned seen = 0;
+        for (int n = 0; n < 32; n++) seen |= 1u << *(uint32_t *)of[n] / 4 % 32;
+        if (seen != ~0u) lockstep::fail("words in the same banks");
+    });
+    memcpy(&x, lockstep::shared(from, 4), 4);
+    return x;
+}
 inline uint2 load_shared_pair(uint32_t from) {
     uint2 x;
     if (from % 8) lockstep::fail("a load of two words is not aligned");
@@ -345,6 +356,46 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
                 double sum = ((mma_item *)of[lane])->c[n];
                 for (int k = 0; k < 16; k++) sum += (double)x[row][k] * y[k][column];
                 ((mma_item *)of[lane])->c[n] = (float)sum;
+            }
+    });
+}
+
+/* The sum of an accumulator and products as tensor cores add them: all are cut off, towards zero,
+ * at the last bit that a float of the largest one's size has. */
+inline float cut_sum(float c, const double *products, int count) {
+    double largest = fabs((double)c), sum = 0;
+    for (int n = 0; n < count; n++) largest = fmax(largest, fabs(products[n]));
+    if (!(largest > 0) || !isfinite(largest)) {
+        for (int n = 0; n < count; n++) sum += products[n];
+        return (float)(c + sum);
+    }
+    const double unit = ldexp(1, ilogb(largest) - 23);
+    sum = trunc(c / unit);
+    for (int n = 0; n < count; n++) sum += trunc(products[n] / unit);
+    sum *= unit;
+    const float near = (float)sum;
+    return fabs((double)near) > fabs(sum) ? nextafterf(near, 0) : near;
+}
+
+/* Likewise for m16n8k8 of TF32, which leaves the low bits of its operands out. */
+inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_item own = {c, a, {b0, b1}};
+    lockstep::in_warp("mma.tf32", &own, [](void **of) {
+        float x[16][8], y[8][8];
+        for (int lane = 0; lane < 32; lane++) {
+            const mma_item *i = (mma_item *)of[lane];
+            const int g = lane / 4, t = lane % 4;
+            for (int n = 0; n < 4; n++)
+                x[n % 2 ? g + 8 : g][n < 2 ? t : t + 4] = __uint_as_float(i->a[n] & 0xffffe000);
+            for (int n = 0; n < 2; n++) y[n ? t + 4 : t][g] = __uint_as_float(i->b[n] & 0xffffe000);
+        }
+        for (int lane = 0; lane < 32; lane++)
+            for (int n = 0; n < 4; n++) {
+                const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
+                double products[8];
+                for (int k = 0; k < 8; k++) products[k] = (double)x[row][k] * y[k][column];
+                float *c = &((mma_item *)of[lane])->c[n];
+                *c = cut_sum(*c, products, 8);
             }
     });
 }

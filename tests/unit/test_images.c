@@ -176,6 +176,10 @@ static void test_sm80(void **state) {
     if (!lists[SM80][0].data) skip();
     for (const tess_driver_image *image = lists[SM80]; image->data; image++)
         wants_fast(image, "sm80");
+    for (const tess_driver_image *image = lists[SM80]; image->data; image++) {
+        wants(image, "tess_sm80_f32_64");
+        wants(image, "tess_sm80_f32_128");
+    }
 }
 
 static void test_decode(void **state) {

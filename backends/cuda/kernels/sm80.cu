@@ -12,6 +12,7 @@
  * With two pipeline stages, the next one is copied while this one is multiplied. With one, V of the
  * stage is copied during S = Q K^T, and K of the next stage after it.
  */
+#include "elements.cuh"
 #include "fragments.cuh"
 #include "key_places.cuh"
 #include "sm80_args.h"
@@ -62,8 +63,10 @@ __device__ __forceinline__ void list_keys(shared_memory<ROWS> *m, const tess_sm8
 /* The mainloop of one job, which has at most TILES * 64 rows: a thread's state and its steps. */
 template <typename T, int D, int ROWS, int TILES> struct mainloop {
     typedef shared_memory<ROWS> memory;
-    typedef row_places<D> places;
+    typedef typename elements<T>::stored stored;
+    typedef row_places<D * elements<T>::HALVES> places;
     enum {
+        HALVES = elements<T>::HALVES,
         UNITS = places::UNITS,
         ROW = places::ROW,
         GROUP = places::GROUP,
@@ -98,7 +101,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
     /* Copies this thread's elements of one row, or zeros for a row that is not `there`. */
     __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, bool there,
                                              bool wide) const {
-        const int unit = thread % GROUP, units = there ? a->common.head_dim / 8 : 0;
+        const int unit = thread % GROUP, units = there ? a->common.head_dim * HALVES / 8 : 0;
         copy_units<UNITS, GROUP>(to, row, unit, units, wide);
     }
 
@@ -179,9 +182,11 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         const uint32_t now = lane_volatile();
         const uint32_t k = k_at(stage) + places::own_keys(now),
                        q = q_at + warp * 16 * ROW + places::own_rows(now);
+        typename elements<T>::template rest<TILES, N> rest; /* sums of what is small beside s */
         clear(s);
+        rest.reset();
 #pragma unroll
-        for (int x = 0; x < D / 16; x++) {
+        for (int x = 0; x < D * HALVES / 16; x++) {
             uint32_t rows[TILES][4];
 #pragma unroll
             for (int t = 0; t < TILES; t++) ldmatrix(rows[t], places::step(q, x) + t * 64 * ROW);
@@ -191,11 +196,12 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                 ldmatrix(keys, places::step(k, x) + n * 8 * ROW);
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
-                    mma<T>(s[t][n], rows[t], keys[0], keys[1]);
-                    mma<T>(s[t][n + 1], rows[t], keys[2], keys[3]);
+                    rest.multiply(s, t, n, rows[t], keys[0], keys[1]);
+                    rest.multiply(s, t, n + 1, rows[t], keys[2], keys[3]);
                 }
             }
         }
+        rest.add_to(s);
     }
 
     /* Sets masked scores to -inf. */
@@ -232,8 +238,56 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         }
     }
 
+    /* O += P V, of float32. A product takes 8 keys: those of a thread's scores in its row are
+     * columns lane % 4 and that + 4 of P, so V's rows of such a column are 2 * (lane % 4) and the
+     * next. Tensor cores cut sums off, so a stage has sums of its own, which are then added to O.
+     */
+    __device__ __forceinline__ void values(int stage, f32_t) {
+        enum {
+            TURNS = places::GROUP / 2, /* fragments of O until the swizzle repeats */
+            PART = 8                   /* fragments of O at a time */
+        };
+        const uint32_t now = lane_volatile(), row = now % 4 * 2, v = v_at(stage) + now / 4 % 4 * 4;
+        uint32_t even[TURNS], odd[TURNS];
+#pragma unroll
+        for (int y = 0; y < TURNS; y++) {
+            even[y] = v + places::place(row, 2 * y + now / 16);
+            odd[y] = v + places::place(row + 1, 2 * y + now / 16);
+        }
+#pragma unroll
+        for (int first = 0; first < O; first += PART) {
+            float sum[TILES][PART][4];
+            clear(sum);
+#pragma unroll
+            for (int x = 0; x < N; x++) {
+                uint32_t p[TILES][4];
+#pragma unroll
+                for (int t = 0; t < TILES; t++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        p[t][i] = __float_as_uint(s[t][x][i / 2 + i % 2 * 2]);
+#pragma unroll
+                for (int y = first; y < first + PART; y++) {
+                    const uint32_t at = x * 8 * ROW + y / TURNS * places::GROUP * 16,
+                                   b0 = load_shared_word(even[y % TURNS] + at),
+                                   b1 = load_shared_word(odd[y % TURNS] + at);
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        multiply_tf32(sum[t][y - first], sum[t][y - first], p[t], b0, b1);
+                }
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int y = 0; y < PART; y++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        o[t][first + y][e] = __fadd_rn(o[t][first + y][e], sum[t][y][e]);
+        }
+    }
+
     /* O += P V */
-    __device__ __forceinline__ void values(int stage) {
+    template <typename U> __device__ __forceinline__ void values(int stage, U) {
         const uint32_t v = v_at(stage) + places::own_rows(lane_volatile());
 #pragma unroll
         for (int x = 0; x < KEYS / 16; x++) {
@@ -311,8 +365,8 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         if (partial != NO_PARTIAL)
             store_partial(partials, all);
         else
-            store((uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head,
-                  rows, all, one_head);
+            store((stored *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head, rows,
+                  all, one_head);
     }
 
     /* Writes row_max (m) and row_sum (l) of a row into a partial. Exponentials are relative to the
@@ -336,6 +390,31 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                 for (int y = 0; y < O; y++) {
                     if (8 * y >= head_dim) break;
                     *(float2 *)(to + 8 * y) = make_float2(o[t][y][2 * r], o[t][y][2 * r + 1]);
+                }
+            }
+    }
+
+    /* Of float32, four threads write a sector of 32 bytes. */
+    __device__ __forceinline__ void store(float *first, int32_t rows, int32_t all,
+                                          bool one_head) const {
+        const tess_args *c = &a->common;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int in_tile = row_of(t, r);
+                if (in_tile >= all) continue;
+                float *to =
+                    first + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + lane % 4 * 2;
+#pragma unroll
+                for (int y = 0; y < O; y++) {
+                    if (8 * y >= (int)c->head_dim) break;
+                    if (a->wide & 4) {
+                        *(float2 *)(to + 8 * y) = make_float2(o[t][y][2 * r], o[t][y][2 * r + 1]);
+                    } else {
+                        to[8 * y] = o[t][y][2 * r];
+                        to[8 * y + 1] = o[t][y][2 * r + 1];
+                    }
                 }
             }
     }
@@ -409,7 +488,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                 if (a->common.scale < 0) negate(s);
                 if (m->masked[list][0] | m->masked[list][1]) mask(list);
                 state.softmax(s, o, a->scale_log2);
-                values(stage);
+                values(stage, T());
             }
             list = next_list;
         }
@@ -486,3 +565,5 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)
 TESS_SM80_INSTANCES(BF16)
 TESS_SM80_INSTANCES(F16)
+#define F32(...) INSTANCE(f32, __VA_ARGS__)
+TESS_TF32_INSTANCES(F32)

@@ -10,6 +10,7 @@ namespace tess {
 /* Storage types, told apart by name only. */
 struct bf16_t {};
 struct f16_t {};
+struct f32_t {};
 /* Codes of 8 bits, of K and V only. */
 struct e4m3_t {};
 struct i8_t {};
