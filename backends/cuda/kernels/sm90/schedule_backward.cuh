@@ -214,20 +214,24 @@ template <typename Shape> struct scheduler {
             const uint32_t block = ((uint32_t)lane << a->piece_shift) / a->block;
             reads = reads && (bits >> (block & 31) & 1);
         }
-        const uint32_t active = __ballot_sync(~0u, reads),
+        /* Zeros stand for the keys that a column lacks. They may be part of any product, and only
+         * mask the step. */
+        const uint32_t pieces = __ballot_sync(~0u, first_key != NO_KEY),
+                       active = __ballot_sync(~0u, reads),
                        kept = __ballot_sync(~0u, reads && all.low <= from && all.high >= last);
         /* With turns, a column comes to every strip that a segment says. */
         if (active == 0 && !a->turns) return false;
         if (lane != 0) return true;
         const uint32_t half = (1u << (HALF_KEYS >> a->piece_shift)) - 1,
-                       both = half << (HALF_KEYS >> a->piece_shift) | half;
-        const bool upper = active == (both ^ half);
+                       both = half << (HALF_KEYS >> a->piece_shift) | half,
+                       lower_half = pieces & half, upper_half = pieces & ~half;
+        const bool upper = active == upper_half;
         to->kind =
             active == 0 ? STEP_EMPTY
-            : active == both
+            : active == pieces && lower_half && upper_half
                 ? kept == both && row_end - row_begin == Shape::ROWS ? STEP_FULL : STEP_MASKED
-            : active == half || upper ? STEP_HALF
-                                      : STEP_PARTIAL;
+            : active == lower_half || upper ? STEP_HALF
+                                            : STEP_PARTIAL;
         to->has_strip = true;
         to->half = upper;
         to->begin16 = (__ffs(active) - 1) << a->piece_shift >> 4;
