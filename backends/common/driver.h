@@ -173,6 +173,9 @@ struct tess_driver_row {
     uint32_t (*most_rows)(const tess_kernel_key *key);
     /* [NULL: by the portable kernel] Enqueues merges [launch->first_merge, + n_merges). */
     tess_status (*merge)(tess_driver_device *d, const tess_launch *launch, void *stream);
+    /* [NULL: never] Whether a later row is faster on a problem that it takes, which it then takes
+     * only when named. */
+    int (*yields)(const tess_kernel_key *key);
 };
 
 enum { TESS_DRIVER_PASSES = 5 };

@@ -280,6 +280,7 @@ tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_k
     const char *why = row->refuses(d, key, info->reason, sizeof info->reason);
     const int accepts = tess_row_answer(&row->head, key, why, info);
     if (row->most_rows) info->most_rows = row->most_rows(key);
+    if (row->yields && key && row->yields(key)) info->flags |= TESS_KERNEL_ONLY_NAMED;
     if (!accepts || !kernel) return TESS_OK;
     void *before = NULL;
     TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));

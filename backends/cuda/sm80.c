@@ -67,8 +67,6 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                              key);
 }
 
-/* Portable kernels for few rows read K and V at the speed of the memory. Batch-invariant plans,
- * which do not tell lengths, ask about the fewest rows and mean all. */
 static const char *tf32_refuses(const tess_driver_device *d, const tess_kernel_key *key,
                                 char *buffer, size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_sm80_images, NULL, buffer, size);
@@ -76,10 +74,13 @@ static const char *tf32_refuses(const tess_driver_device *d, const tess_kernel_k
     if (key->dtype != TESS_F32) return "takes f32 only";
     why = tess_cuda_refusal(NULL, key);
     if (why) return why;
-    if (key->head_dim > TF32_DIMS) return "head_dim is larger than 128";
-    if (key->max_kv_len <= INT32_MAX / 2 && tess_portable_choose(&tess_portable, key)->few)
-        return "rows are few: portable reads K and V at the speed of the memory";
-    return NULL;
+    return key->head_dim > TF32_DIMS ? "head_dim is larger than 128" : NULL;
+}
+
+/* Portable kernels for few rows read K and V at the speed of the memory. Batch-invariant plans,
+ * which do not tell lengths, ask about the fewest rows and mean all. */
+static int tf32_yields(const tess_kernel_key *key) {
+    return key->max_kv_len <= INT32_MAX / 2 && tess_portable_choose(&tess_portable, key)->few;
 }
 
 /* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more
@@ -142,4 +143,4 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
 
 const tess_driver_row tess_cuda_sm80 = {{TESS_OP_FORWARD, "sm80", 0}, refuses, prepare, forward};
 const tess_driver_row tess_cuda_tf32 = {
-    {TESS_OP_FORWARD, "tf32", 0}, tf32_refuses, prepare, forward};
+    {TESS_OP_FORWARD, "tf32", 0}, tf32_refuses, prepare, forward, .yields = tf32_yields};

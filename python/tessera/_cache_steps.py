@@ -275,7 +275,7 @@ def _packed_on_device(
     ends = _on_device(cache, "cu_seqlens_q", cu, cache.sequences + 1)
     # Whatever a replay finds there: from 0, not falling, not beyond the rows.
     ends = ends.clamp(0, total).cummax(0).values.to(torch.int32)
-    ends[0] = 0
+    ends[:1].zero_()  # a number would be copied from the host, which no capture takes
     cache._captured[0].copy_(ends)
     plans, rows = cache._packed_plan(total, scale), ends.diff()
     # Rows behind the last sequence, and those of sequences that have too many.

@@ -14,6 +14,7 @@
 #include "instance.h"
 
 static const char *arch;
+static const char *named = ""; /* the kernel that the runtime is told to take */
 static char path[] = "/tmp/tessera-driver-tune-XXXXXX";
 
 /* Plans and runs one problem with a tune file of these rules (NULL: without a file), checks the
@@ -24,7 +25,7 @@ static void run(const char *rules, const char *words, char kernel[64]) {
                               .log = test_log_keep,
                               .verbose = "dispatch",
                               .tune_file = "",
-                              .kernel = ""};
+                              .kernel = named};
     const tess_device_desc open = {.struct_size = sizeof open, .id = "cuda:0"};
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
@@ -67,6 +68,7 @@ static void runs(const char *rules, const char *words, const char *wanted) {
 #define S2_F16    "q_len=90 kv_len=90 dtype=f16 block=16 local=2 stride=3"
 #define MIXED_F16 "q_lens=90,2 kv_lens=90,90 dtype=f16 pattern=dense"
 #define CACHE_F16 "op=decode batch=2 kv_len=190 dtype=f16 block=16 local=2 stride=3 "
+#define LONG_F32  "q_len=90 kv_len=90 dtype=f32 pattern=dense"
 #define DENSE_F32 "q_len=1 kv_len=90 dtype=f32 pattern=dense"
 
 /* The backend's own table. A kernel that the build lacks is skipped, so either of the two is right
@@ -111,6 +113,19 @@ static void test_own_table(void **state) {
     assert_null(strstr(test_logged, "prefer"));
 }
 
+/* A kernel that leaves few rows to a faster one takes them when it is named. */
+static void test_yields(void **state) {
+    (void)state;
+    char kernel[64];
+    run(NULL, LONG_F32, kernel);
+    if (strcmp(kernel, "cuda/tf32") != 0) skip(); /* the build lacks it */
+    runs(NULL, DENSE_F32, "cuda/portable");
+    assert_logged("cuda/tf32 refuses: taken only when named");
+    named = "cuda/tf32";
+    runs(NULL, DENSE_F32, "cuda/tf32");
+    named = "";
+}
+
 /* A file reverses the order of the kernels for the shapes that it names, and for no others. */
 static void test_file(void **state) {
     (void)state;
@@ -146,7 +161,8 @@ int main(int argc, char **argv) {
     const int file = mkstemp(path);
     if (file < 0) return 1;
     close(file);
-    const struct CMUnitTest tests[] = {TEST(test_own_table), TEST(test_file), TEST(test_refusals)};
+    const struct CMUnitTest tests[] = {TEST(test_own_table), TEST(test_yields), TEST(test_file),
+                                       TEST(test_refusals)};
     const int failed =
         cmocka_run_group_tests_name("tune tables of a driver's backend", tests, NULL, NULL);
     unlink(path);
