@@ -355,7 +355,7 @@ class KVCache:
 
     def _packed_plan(self, rows: int, scale: float | None) -> list[_cache_plans.Plan]:
         """A plan for each storage group that is there already, for so many packed rows: of those
-        with the fewest rows, the one for the longest sequences."""
+        that a call with as many takes, the one for the longest sequences."""
         fits = [key for key in self._plans if key[1] >= rows and key[2] == scale]
         if not fits:
             raise _errors.InvalidArgument(
@@ -363,6 +363,14 @@ class KVCache:
                 "while a graph is captured: run once before with as many rows in sequences, and "
                 "with the most that a sequence will have"
             )
+        # Plans for short sequences may have fewer rows: all their sequences have no more.
+        taken = [
+            key
+            for key in fits
+            if key[1] <= _cache_steps.bucket(rows, self.sequences * key[0])
+        ]
+        if taken:
+            return self._plans[max(taken)]
         return self._plans[min(fits, key=lambda key: (key[1], -key[0]))]
 
     def _capturing(self) -> bool:

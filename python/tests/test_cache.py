@@ -429,6 +429,22 @@ def test_sequences_with_more_packed_rows_than_planned_are_left_out(memory):
         model.cache.reserve(1)
 
 
+def test_packed_rows_take_the_plan_of_the_call_before(memory):
+    """Also where plans for shorter sequences have fewer rows: bounds are powers of two, but for the
+    most that all sequences can have."""
+    model = Model(PATTERNS["s2"], 6)  # with a plan for six rows, of one in each sequence
+    for chunk in (4, 2):
+        model.packed([chunk, 6 - chunk, 0, 0, 0, 0])
+        model.cache.reserve(6)
+        q, k, v = model.new((6,))
+        ends = torch.tensor([0, chunk, 6, 6, 6, 6, 6])
+        with Replay(model.cache):
+            o = tessera.attention(q, k, v, cache=model.cache, layout="thd", cu_seqlens_q=ends)
+        model.check(0, 0, q[:chunk], k[:chunk], v[:chunk], o[:chunk], None)
+        model.check(0, 1, q[chunk:], k[chunk:], v[chunk:], o[chunk:], None)
+        model.cache.reserve(0)
+
+
 def test_room_that_was_not_reserved(memory):
     model = Model(PATTERNS["s2"], 2)
     model.step(1)
