@@ -350,11 +350,14 @@ def _take(x: Tensor, part: Part, packed: bool) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def no_gradients(name: str) -> _errors.Unsupported:
-    return _errors.Unsupported(
-        f"attention: {name}: gradients through a cache are not supported: call it within "
-        "torch.no_grad(), or detach the tensor"
-    )
+def no_gradient_of(**tensors: Tensor) -> None:
+    """Raises where a gradient would be asked for."""
+    for name, x in tensors.items():
+        if x.requires_grad and torch.is_grad_enabled():
+            raise _errors.Unsupported(
+                f"attention: {name}: gradients through a cache are not supported: call it within "
+                "torch.no_grad(), or detach the tensor"
+            )
 
 
 def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[int, ...]:
@@ -366,8 +369,7 @@ def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[
         raise _shapes.wrong(
             "layout", f"one of {', '.join(map(repr, _shapes.LAYOUTS))} is needed", repr(layout)
         )
-    if x.requires_grad and torch.is_grad_enabled():
-        raise no_gradients(name)
+    no_gradient_of(**{name: x})
     packed = layout == "thd"
     dims = x.shape if packed else _by_token(x, layout).shape if x.dim() == 4 else ()
     wanted = (heads, cache.head_dim)
