@@ -364,9 +364,7 @@ def _cached_traced(
     layer: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with a cache as an operator, which has no gradient."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.requires_grad and torch.is_grad_enabled():
-            raise _cache_steps.no_gradients(name)
+    _cache_steps.no_gradient_of(q=q, k=k, v=v)
     o, lse = _operator.cached(
         q, k, v, cache._token, layout, scale, _runs.as_tensor("q_lens", q_lens),
         _runs.as_tensor("cu_seqlens_q", cu_seqlens_q), return_lse, layer,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,6 +31,23 @@ _KV = {"int8": (torch.int8, _native.I8), "e4m3": (torch.float8_e4m3fn, _native.F
 _PAGES = (16, 32, 64, 128, 256)
 _MOST = 2**31 - 65536  # tokens of a sequence end below
 _MOST_SEQUENCES = 65536
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _eager(function: _Function) -> _Function:
+    """Keeps a method out of what torch.compile traces: lengths and pages of the host, which calls
+    in a graph change when it runs, are not yet what they will be."""
+    # Imports nothing before it is called; untyped in PyTorch.
+    apart = getattr(torch, "_disable_dynamo")(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **words: Any) -> Any:
+        run = apart if torch.compiler.is_compiling() else function
+        return run(*args, **words)
+
+    return cast(_Function, call)
 
 
 def _wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
@@ -194,6 +212,7 @@ class KVCache:
         Any number of tokens, also above max_chunk. Errors are those of tessera.attention.
         """
         if torch.compiler.is_compiling():
+            _cache_steps.no_gradient_of(k=k, v=v)
             given = (
                 _runs.as_tensor("q_lens", q_lens),
                 _runs.as_tensor("cu_seqlens_q", cu_seqlens_q),
@@ -202,6 +221,7 @@ class KVCache:
         else:
             _cache_steps.append(self, k, v, layout, q_lens, cu_seqlens_q, layer)
 
+    @_eager
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         self._lengths()
         self._whole("KVCache: copy.deepcopy")
@@ -355,7 +375,7 @@ class KVCache:
 
     def _packed_plan(self, rows: int, scale: float | None) -> list[_cache_plans.Plan]:
         """A plan for each storage group that is there already, for so many packed rows: of those
-        with the fewest rows, the one for the longest sequences."""
+        that a call with as many takes, the one for the longest sequences."""
         fits = [key for key in self._plans if key[1] >= rows and key[2] == scale]
         if not fits:
             raise _errors.InvalidArgument(
@@ -363,6 +383,14 @@ class KVCache:
                 "while a graph is captured: run once before with as many rows in sequences, and "
                 "with the most that a sequence will have"
             )
+        # Plans for short sequences may have fewer rows: all their sequences have no more.
+        taken = [
+            key
+            for key in fits
+            if key[1] <= _cache_steps.bucket(rows, self.sequences * key[0])
+        ]
+        if taken:
+            return self._plans[max(taken)]
         return self._plans[min(fits, key=lambda key: (key[1], -key[0]))]
 
     def _capturing(self) -> bool:
@@ -382,14 +410,19 @@ class KVCache:
     def lengths(self) -> Tensor:
         """Tokens of each sequence: int32 [sequences] on the device, always up to date. It is the
         cache's own: read it, and copy what you keep."""
+        if torch.compiler.is_compiling():
+            found: Tensor = _operator.lengths(self._token, self.sequences, self.device)
+            return found
         return self._state[: self.sequences]
 
+    @_eager
     def length(self, sequence: int) -> int:
         """Tokens of a sequence, as a number. Waits for the device where a graph may have moved
         on."""
         return self._lengths()[_number("sequence", sequence, 0, self.sequences - 1)]
 
     @property
+    @_eager
     def table(self) -> Tensor:
         """The block table: int32 [storage groups, sequences, columns] on the device; -1: no
         page."""
@@ -400,6 +433,7 @@ class KVCache:
         """The kv heads of each storage group, in their order in its pools."""
         return [group.kv_heads for group in self._groups]
 
+    @_eager
     def pools(self, layer: int = 0) -> list[_cache_plans.Pools]:
         """What a layer keeps, for each storage group: the tensors k and v
         [pages, page, kv heads of the group, head_dim], and k_scale and v_scale, float32
@@ -411,12 +445,14 @@ class KVCache:
         return self.layers * sum(x[0].numel() * x.element_size() for x in tensors)
 
     @property
+    @_eager
     def bytes(self) -> int:
         """Bytes of the pages that sequences have, K and V of all layers, scales included. A page
         that several share counts once."""
         return sum(pages.in_use() * self._page_bytes(n) for n, pages in enumerate(self._pages))
 
     @property
+    @_eager
     def dense_bytes(self) -> int:
         """Bytes of K and V of the same sequences where every token is kept in `dtype`, each
         sequence by itself. Waits for the device where a graph may have moved on."""
@@ -424,6 +460,7 @@ class KVCache:
         return sum(self._lengths()) * token * self.dtype.itemsize
 
     @property
+    @_eager
     def pool_bytes(self) -> int:
         """Bytes of the pools, pages that nobody has included."""
         return sum(len(pages) * self._page_bytes(n) for n, pages in enumerate(self._pages))
@@ -543,6 +580,7 @@ class KVCache:
         scales = [x for p in pools for x in (p.k_scale, p.v_scale) if x is not None]
         _cache_plans.copy_pages(setting, scales, _native.F32, given)
 
+    @_eager
     def reserve(self, tokens: int, sequences: Sequence[int] | None = None) -> None:
         """Makes room for so many more tokens in sequences, before graphs are replayed.
 
@@ -570,6 +608,7 @@ class KVCache:
             self._room[s] = lengths[s] + amount
         self._upload()
 
+    @_eager
     def rollback(self, tokens: int | Sequence[int]) -> None:
         """Takes back the last tokens of sequences, such as rejected drafts.
 
@@ -645,16 +684,19 @@ class KVCache:
                 f"{list(cut)}: roll them back to {list(cut.values())} tokens, or free them"
             )
 
+    @_eager
     def free(self, sequence: int) -> None:
         """Ends a sequence and gives its pages back; its place is free for another one."""
         self._lengths()
         self._set({_number("free: sequence", sequence, 0, self.sequences - 1): 0})
 
+    @_eager
     def clear(self) -> None:
         """Ends all sequences."""
         self._lengths()
         self._set(dict.fromkeys(range(self.sequences), 0))
 
+    @_eager
     def fork(self, sequence: int, to: int | None = None) -> int:
         """Makes a copy of a sequence in the place `to`, by default the first one that is empty,
         and returns that place.
@@ -684,6 +726,7 @@ class KVCache:
         self._upload()
         return target
 
+    @_eager
     def select(self, sequences: Sequence[int] | Tensor) -> None:
         """Puts copies of sequences in the places of all: place n gets what sequences[n] was, as
         beam search does. Pages are shared, and copied when they are written to.

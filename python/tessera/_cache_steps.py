@@ -95,7 +95,7 @@ def _values(name: str, given: Given) -> Array:
     return found.astype(np.int64)
 
 
-def _bucket(number: int, most: int) -> int:
+def bucket(number: int, most: int) -> int:
     """A power of two that is not below a number, or the most there is."""
     return min(1 << max(0, number - 1).bit_length(), most)
 
@@ -168,8 +168,8 @@ def _begin_on_host(
         index = None
         if packed:
             total = int(here.sum())
-            q_len = _bucket(int(here.max()), chunk)
-            plans = cache._plan(q_len, _bucket(total, cache.sequences * q_len), scale)
+            q_len = bucket(int(here.max()), chunk)
+            plans = cache._plan(q_len, bucket(total, cache.sequences * q_len), scale)
             end, starts = total, np.concatenate([[0], np.cumsum(here)])
             if longest > chunk:
                 index = np.concatenate(
@@ -177,7 +177,7 @@ def _begin_on_host(
                 )
         else:
             end = min(first + chunk, longest)
-            q_len = _bucket(end - first, chunk)
+            q_len = bucket(end - first, chunk)
             plans = cache._plan(q_len, cache.sequences * q_len, scale)
             starts = np.arange(cache.sequences + 1) * q_len
         # A sequence without new rows here has none of its keys read.
@@ -254,7 +254,7 @@ def _padded_on_device(
             "q", f"at most max_chunk={cache.max_chunk} tokens are needed in a capture", tokens
         )
     count = cache.sequences
-    q_len = _bucket(tokens, cache.max_chunk)
+    q_len = bucket(tokens, cache.max_chunk)
     plans = cache._plan(q_len, count * q_len, scale)
     end = count * q_len + 1
     starts = cache._captured[0]
@@ -350,11 +350,14 @@ def _take(x: Tensor, part: Part, packed: bool) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def no_gradients(name: str) -> _errors.Unsupported:
-    return _errors.Unsupported(
-        f"attention: {name}: gradients through a cache are not supported: call it within "
-        "torch.no_grad(), or detach the tensor"
-    )
+def no_gradient_of(**tensors: Tensor) -> None:
+    """Raises where a gradient would be asked for."""
+    for name, x in tensors.items():
+        if x.requires_grad and torch.is_grad_enabled():
+            raise _errors.Unsupported(
+                f"attention: {name}: gradients through a cache are not supported: call it within "
+                "torch.no_grad(), or detach the tensor"
+            )
 
 
 def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[int, ...]:
@@ -366,8 +369,7 @@ def _check(cache: KVCache, name: str, x: Any, layout: str, heads: int) -> tuple[
         raise _shapes.wrong(
             "layout", f"one of {', '.join(map(repr, _shapes.LAYOUTS))} is needed", repr(layout)
         )
-    if x.requires_grad and torch.is_grad_enabled():
-        raise no_gradients(name)
+    no_gradient_of(**{name: x})
     packed = layout == "thd"
     dims = x.shape if packed else _by_token(x, layout).shape if x.dim() == 4 else ()
     wanted = (heads, cache.head_dim)

@@ -44,7 +44,7 @@ def launch(call: _calls.Call, slot: _calls.Slot, q: torch.Tensor) -> None:
     if stream not in plan.streams:
         _first_on(stream, plan, q.device)
     if not plan.pinned and _capturing():
-        plan.pinned = True
+        _plans.pin(plan)
     if not call.workspace:
         call.run(slot, 0, stream)
         return

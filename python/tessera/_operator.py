@@ -9,7 +9,7 @@ call. Whatever looks at operators (a tracer, a mode, a tensor subclass, the prof
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ _library.define(
     "append(Tensor k, Tensor v, Tensor(a!) token, str layout, Tensor? q_lens, "
     "Tensor? cu_seqlens_q, int layer) -> ()"
 )
+# A copy: what calls change is not among their arguments. The token keeps it between them.
+_library.define("lengths(Tensor(a!) token, int sequences, Device device) -> Tensor")
 
 
 def _forward(
@@ -92,12 +94,11 @@ def _fake_backward(
 # is found here, and how many calls it has served. The operator changes the second one, so that
 # calls of one cache stay in order, and none is left out.
 _caches: weakref.WeakValueDictionary[int, KVCache] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
 
 
 def token(cache: KVCache) -> Tensor:
     """A new token of a cache."""
-    number = next(_numbers)
+    number = secrets.randbits(62)  # a token of another process finds no cache
     _caches[number] = cache
     return torch.tensor([number, 0], device="cpu")
 
@@ -107,6 +108,15 @@ def _of(token: Tensor) -> KVCache:
     if cache is None:
         raise _errors.InvalidArgument("attention: cache: it is gone, or of another process")
     return cache
+
+
+def _lengths(token: Tensor, sequences: int, device: torch.device) -> Tensor:
+    token[1] += 1
+    return _of(token).lengths.clone()
+
+
+def _fake_lengths(token: Tensor, sequences: int, device: torch.device) -> Tensor:
+    return torch.empty(sequences, dtype=torch.int32, device=device)
 
 
 def _append(
@@ -138,6 +148,7 @@ def _fake_cached(
 
 
 torch.library.register_fake("tessera::cached", _fake_cached, lib=_library)
+torch.library.register_fake("tessera::lengths", _fake_lengths, lib=_library)
 torch.library.register_fake("tessera::append", lambda *_: None, lib=_library)
 torch.library.register_fake("tessera::forward", _fake_forward, lib=_library)
 torch.library.register_fake("tessera::backward", _fake_backward, lib=_library)
@@ -146,8 +157,10 @@ for _backend in ("CPU", "CUDA"):
     _library.impl("backward", _backward, _backend)
     _library.impl("cached", _cached, _backend)
     _library.impl("append", _append, _backend)
+_library.impl("lengths", _lengths, "CPU")  # the token's, whatever the device of the lengths is
 
 forward = torch.ops.tessera.forward.default
 backward = torch.ops.tessera.backward.default
 cached = torch.ops.tessera.cached.default
 append = torch.ops.tessera.append.default
+lengths = torch.ops.tessera.lengths.default

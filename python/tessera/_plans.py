@@ -133,6 +133,7 @@ class CacheInfo(NamedTuple):
 ticks = itertools.count(1)
 _lock = threading.Lock()
 _plans: dict[Problem, Plan] = {}
+_pinned: set[Plan] = set()  # of captured graphs
 calls: dict[Any, Any] = {}  # prepared calls by signature; see `Call` of _calls.py
 _bytes = 0
 _max_plans, _max_bytes = 64, 64 << 20
@@ -142,6 +143,13 @@ _hits = _misses = _dropped = 0
 def tick(plan: Plan) -> None:
     """Notes that a plan is used."""
     plan.used = next(ticks)
+
+
+def pin(plan_: Plan) -> None:
+    """Keeps a plan for good, also if the cache has just dropped it in another thread."""
+    with _lock:
+        plan_.pinned = True
+        _pinned.add(plan_)
 
 
 def plan(problem: Problem, may_make: bool = True) -> Plan:
@@ -234,6 +242,7 @@ def _forget() -> None:
     global _lock, _bytes
     _lock = threading.Lock()
     _plans.clear()
+    _pinned.clear()
     calls.clear()
     _bytes = 0
 

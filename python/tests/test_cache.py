@@ -429,6 +429,22 @@ def test_sequences_with_more_packed_rows_than_planned_are_left_out(memory):
         model.cache.reserve(1)
 
 
+def test_packed_rows_take_the_plan_of_the_call_before(memory):
+    """Also where plans for shorter sequences have fewer rows: bounds are powers of two, but for the
+    most that all sequences can have."""
+    model = Model(PATTERNS["s2"], 6)  # with a plan for six rows, of one in each sequence
+    for chunk in (4, 2):
+        model.packed([chunk, 6 - chunk, 0, 0, 0, 0])
+        model.cache.reserve(6)
+        q, k, v = model.new((6,))
+        ends = torch.tensor([0, chunk, 6, 6, 6, 6, 6])
+        with Replay(model.cache):
+            o = tessera.attention(q, k, v, cache=model.cache, layout="thd", cu_seqlens_q=ends)
+        model.check(0, 0, q[:chunk], k[:chunk], v[:chunk], o[:chunk], None)
+        model.check(0, 1, q[chunk:], k[chunk:], v[chunk:], o[chunk:], None)
+        model.cache.reserve(0)
+
+
 def test_room_that_was_not_reserved(memory):
     model = Model(PATTERNS["s2"], 2)
     model.step(1)
@@ -720,8 +736,52 @@ def test_compiled_calls_of_a_cache_are_neither_lost_nor_doubled():
     inputs[1].requires_grad_()
     with pytest.raises(Exception, match="gradients through a cache"):
         compiled(*inputs, model.cache)
+    with pytest.raises(Exception, match="gradients through a cache"):
+        torch.compile(lambda k, v, cache: cache.append(k, v))(*inputs[1:], model.cache)
     assert model.cache.lengths.tolist() == [24]
     del model
+    torch._dynamo.reset()
+
+
+def test_tokens_of_another_process_find_no_cache():
+    """A program that was saved there holds its number, which counts from 1 would repeat here."""
+    caches = [Model(PATTERNS["s2"], 1).cache for _ in range(2)]
+    numbers = [int(cache._token[0]) for cache in caches]
+    assert abs(numbers[0] - numbers[1]) > 1 << 20 and min(numbers) > 1 << 20
+    x = torch.zeros(1, 1, 2, 16)
+    with pytest.raises(tessera.InvalidArgument, match="of another process"):
+        torch.ops.tessera.append(x, x, torch.tensor([1, 0]), "bshd", None, None, 0)
+
+
+def test_compiled_code_sees_a_cache_as_its_calls_leave_it():
+    """Lengths are read in their order; what asks the host is no part of a graph."""
+    pattern = PATTERNS["dense_heads"]
+    model = Model(pattern, 2)
+    eager, other, new = model.cache, Model(pattern, 2).cache, model.new
+
+    def lengths(cache, q, k, v):
+        before = cache.lengths + 0
+        tessera.attention(q, k, v, cache=cache)
+        return before, cache.lengths + 0
+
+    def taken_back(cache, q, k, v):
+        o = tessera.attention(q, k, v, cache=cache)
+        cache.rollback(1)
+        return o, torch.tensor(cache.length(0))
+
+    for function in (lengths, taken_back):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=function is lengths)
+        for _ in range(3):
+            inputs = new((2, 3))
+            with torch.no_grad():
+                wanted = [x.clone() for x in function(eager, *inputs)]
+                for x, y in zip(compiled(other, *inputs), wanted, strict=True):
+                    torch.testing.assert_close(x, y)
+            assert other.lengths.tolist() == eager.lengths.tolist() == [other.length(0)] * 2
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match="rollback"):
+        torch.compile(taken_back, fullgraph=True)(other, *inputs)
     torch._dynamo.reset()
 
 

@@ -231,6 +231,22 @@ def test_a_forward_pass_that_is_cut_off_leaves_nothing(name):
         assert torch.equal(got, model(ids[:1, :9]).logits)
 
 
+def test_a_first_forward_pass_that_is_cut_off_may_begin_anew_with_another_batch():
+    model, _ = models("llama", "tessera_hybrid")
+
+    def pattern(_, layer):  # the dense layer has its tokens already
+        return tessera.S2(16, 2, 4) if layer else tessera.Dense()
+
+    tessera.hf.register("tessera_dense_first", pattern)
+    model.set_attn_implementation("tessera_dense_first")
+    cache, ids = compact(model), tokens(2, 20)
+    interrupted(model, ids, cache)
+    with torch.no_grad():
+        got = model(ids[:1], past_key_values=cache).logits
+        assert torch.equal(got, model(ids[:1], past_key_values=compact(model)).logits)
+    assert cache.get_seq_length() == 20
+
+
 def test_autocast():
     model, _ = models("llama", "tessera_hybrid")
     ids, found = tokens(1, 40), []

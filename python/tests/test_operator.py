@@ -443,3 +443,23 @@ def test_block_masks_of_flex_attention() -> None:
             convert(lambda b, h, q, k: (q >= k) & (k != 5), None)
     with pytest.raises(TypeError, match="BlockMask"):
         tessera.Blocks.from_block_mask(torch.ones(3, 3))
+
+
+def test_a_plan_that_was_dropped_as_a_capture_began_is_kept_for_its_graph():
+    """Another thread may drop it between the look-up and the launch that pins it."""
+    import gc
+    import weakref
+
+    from tessera import _plans
+
+    tessera.attention(*tensors(37, grad=False), PATTERN)
+    plan = max(_plans._plans.values(), key=lambda found: found.used)
+    tessera.cache_clear()
+    alive = weakref.ref(plan)
+    _plans.pin(plan)
+    del plan
+    gc.collect()
+    assert alive() is not None
+    _plans._pinned.discard(alive())
+    gc.collect()
+    assert alive() is None

@@ -372,9 +372,11 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
                 f"past_key_values: the last forward pass was cut off after {seen} tokens, and what "
                 f"it has left cannot be taken back; reset() begins anew ({error})"
             ) from None
-        for layer in self.layers:
+        for n, layer in enumerate(self.layers):
             if isinstance(layer, S2Layer):
                 layer.undo(seen)
+            elif not seen and _tokens(layer):
+                self.layers[n] = type(layer)()  # the next batch may be another one
             elif _tokens(layer) > seen:
                 layer.crop(seen - _tokens(layer))
 
