@@ -37,7 +37,7 @@ from tessera_ctypes import DENSE, HOST, Buffer, Tessera, pattern, u64
 PARTS = "copies", "plans", "first", "check"
 BACKENDS = "cuda", "vulkan", "opencl"  # the first one is what the others are compared with
 SIZES = 16, 256, 1500  # MiB
-WARM_UP = 0.1  # seconds; a GPU's clocks rise for so long
+WARM_UP = 0.5  # seconds; a GPU's clocks rise for so long
 # A kernel and the problems whose plan is a process's first one, and bars in ms: cold, cached.
 FIRST = {
     "vulkan/coopmat": (((64, "fp16"), (64, "bf16"), (128, "fp16"), (128, "bf16")), 1500, 50),
