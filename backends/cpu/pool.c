@@ -55,6 +55,9 @@ typedef struct member {
     pthread_t thread;
     atomic_int cpu; /* where its last share ran */
     int away;       /* the CPU that it is kept away from, or -1 */
+#ifdef __linux__
+    cpu_set_t allowed, kept; /* the CPUs it may use apart from that, and those that are left */
+#endif
 } member;
 
 struct cpu_pool {
@@ -121,17 +124,20 @@ static int own_cpu(void) { return sched_getcpu(); }
  * Keeps a thread that last ran on the caller's CPU away from it. The scheduler of a virtual machine
  * may take an idle CPU for a busy one, since the host has it back. It then wakes a thread on the
  * CPU of the one that it is to work beside, launch after launch. Other CPUs stay allowed as they
- * were, and once a thread is kept away, that follows the caller from CPU to CPU.
+ * were, and once a thread is kept away, that follows the caller from CPU to CPU. A thread gets no
+ * CPU that it did not have, and where somebody else has changed its CPUs, those count from then on.
  */
 static void keep_away(member *m, int cpu) {
-    cpu_set_t allowed;
+    cpu_set_t now;
     if (cpu < 0 || m->away == cpu) return;
     if (m->away < 0 && atomic_load_explicit(&m->cpu, memory_order_relaxed) != cpu) return;
-    if (pthread_getaffinity_np(m->thread, sizeof allowed, &allowed) != 0) return;
-    if (m->away >= 0) CPU_SET(m->away, &allowed);
-    CPU_CLR(cpu, &allowed);
-    if (CPU_COUNT(&allowed) == 0) return;
-    if (pthread_setaffinity_np(m->thread, sizeof allowed, &allowed) == 0) m->away = cpu;
+    if (pthread_getaffinity_np(m->thread, sizeof now, &now) != 0) return;
+    if (m->away < 0 || !CPU_EQUAL(&now, &m->kept)) m->allowed = now;
+    now = m->allowed;
+    CPU_CLR(cpu, &now);
+    if (CPU_COUNT(&now) == 0 || pthread_setaffinity_np(m->thread, sizeof now, &now) != 0) return;
+    m->kept = now;
+    m->away = cpu;
 }
 #else
 static int own_cpu(void) { return -1; }
