@@ -247,6 +247,11 @@ static tess_status read_capacities(tess_plan *plan, const tess_plan_desc *d) {
         return tess_invalid(
             "%s: kv_len: a capacity of %lld keys is more than the layout's max_tokens (%lld)",
             function, (long long)d->kv_len, (long long)plan->layout->max_tokens);
+    if ((d->flags & TESS_PLAN_DEVICE_PARTS) && plan->layout->max_tokens >= TESS_LENGTH_END)
+        return tess_unsupported("%s: flags: TESS_PLAN_DEVICE_PARTS: the layout's max_tokens must "
+                                "be less than %lld, got %lld",
+                                function, (long long)TESS_LENGTH_END,
+                                (long long)plan->layout->max_tokens);
     plan->max_q_len = d->q_len;
     plan->max_kv_len = plan->kv_len = d->kv_len;
     plan->q_len = d->max_rows ? d->max_rows : d->batch * d->q_len;

@@ -426,13 +426,14 @@ static int leaves_out(const problem_list *list, int n, const test_target *target
     return out;
 }
 
-/* So many problems of a shard, or random ones, have one that a kernel takes. */
-enum { ENOUGH = 8 };
+/* So many problems of a shard, or random ones, have one that a kernel takes; of a list that --every
+ * has thinned, which may leave out a kernel's few, so many more. */
+enum { ENOUGH = 8, ENOUGH_OF_THINNED = 100 };
 
 /* Whether the problems that were offered to a kernel must hold one that it takes: all of the list
- * must, and one line that is named; --every may leave out any problem. */
+ * must, and one line that is named. */
 static int must_take(const settings *x, int offered) {
-    if (x->every > 1) return 0;
+    if (x->every > 1) return offered >= ENOUGH_OF_THINNED;
     return (x->shards == 1 && x->random_count < 0) || offered >= ENOUGH;
 }
 

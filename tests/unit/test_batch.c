@@ -200,6 +200,35 @@ static void test_parts_unknown(void **state) {
     tess_device_release(old);
 }
 
+/* Positions of parts reach to max_tokens, which is then bounded like a length. */
+static void test_parts_too_far(void **state) {
+    (void)state;
+    const tess_pattern pattern = {.struct_size = sizeof pattern,
+                                  .kind = TESS_PATTERN_S2,
+                                  .block = 64,
+                                  .local = 2,
+                                  .stride = 4};
+    const int64_t end = INT64_C(2147483648) - 65536;
+    rig.caps.features = UINT32_MAX;
+    tess_device *all = open_device(runtime);
+    for (int n = 0; n < 2; n++) {
+        const tess_layout_desc wide = test_layout_desc(&pattern, 2, 2, end - 1 + n);
+        tess_plan_desc d = plan_desc(1, 5, 10);
+        tess_layout *far = NULL;
+        tess_plan *plan = NULL;
+        assert_ok(tess_layout_create(runtime, &wide, &far));
+        d.flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_DEVICE_PARTS;
+        const tess_status status = tess_plan_create(all, far, &d, &plan);
+        if (n)
+            assert_error(status, TESS_ERROR_UNSUPPORTED, "tess_plan_create", "flags");
+        else
+            assert_null(strstr(tess_last_error(), "max_tokens"));
+        tess_plan_release(plan);
+        tess_layout_release(far);
+    }
+    tess_device_release(all);
+}
+
 /* The caller's allocator runs between the two readings of the lengths, and other threads may run at
  * any time. */
 static int64_t changing[3], changed_to;
@@ -267,5 +296,6 @@ int main(void) {
     return RUN_TESTS_BETWEEN(setup, teardown, TEST(test_cost), TEST(test_checks), TEST(test_places),
                              TEST(test_positions), TEST(test_position_checks),
                              TEST(test_positions_unknown), TEST(test_parts_unknown),
-                             TEST(test_lengths_that_change), TEST(test_log));
+                             TEST(test_parts_too_far), TEST(test_lengths_that_change),
+                             TEST(test_log));
 }
