@@ -126,13 +126,19 @@ static int carries_limits(const matrix *m, const matrix_column *c) {
     return 1;
 }
 
-static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
+/* Which column it is. The caller closes the object. */
+static writer begin_column(const matrix_column *c, FILE *f) {
     writer w = {f, 0};
     fputc('{', f);
     text(&w, "id", c->id);
     text(&w, "name", c->name);
     whole(&w, "file", c->file);
     text(&w, "device", c->about->name);
+    return w;
+}
+
+static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
+    writer w = begin_column(c, f);
     text(&w, "backend", c->about->backend);
     text(&w, "kind", c->about->kind);
     text(&w, "driver", c->about->driver);
@@ -296,12 +302,7 @@ static int kernel_index(kernel_list *list, const char *name) {
 }
 
 static void brief_column(const matrix *m, const matrix_column *c, FILE *f) {
-    writer w = {f, 0};
-    fputc('{', f);
-    text(&w, "id", c->id);
-    text(&w, "name", c->name);
-    whole(&w, "file", c->file);
-    text(&w, "device", c->about->name);
+    writer w = begin_column(c, f);
     if (carries_limits(m, c)) {
         key(&w, "limits");
         for (int i = 0; i < c->about->n_ceilings; i++) {
