@@ -94,9 +94,6 @@ static const char *matrix_refusal(const tess_vk_device *d, const tess_kernel_key
     if (key->dtype == TESS_BF16 && !m->bfloat16)
         return "dtype is bf16, and shaderBFloat16CooperativeMatrix is missing";
     if (!m->product[key->dtype].m) return "no size of matrices of this dtype fits";
-    /* Batch-invariant plans, which do not tell lengths, ask about the fewest rows and mean all. */
-    if (key->max_kv_len <= INT32_MAX / 2 && tess_portable_choose(&tess_portable, key)->few)
-        return "rows are few: portable reads K and V at the speed of the memory";
     tess_vk_matrix_shape(d, key, &shape);
     if (shape.keys * shape.head_dim / 8 % shape.threads || shape.threads % (shape.head_dim / 8))
         return "subgroups are too large, or too small";
@@ -116,6 +113,16 @@ static const tess_portable_shape *choose(const tess_vk_device *d, const vk_row *
 }
 
 static int is_matrix(const vk_row *row) { return row->head.op == TESS_OP_FORWARD && !row->variant; }
+
+/* Whether the kernel on matrix units is taken only when named: matrices of a software device are as
+ * slow as anything else on it, and the portable kernels for few rows read K and V at the speed of
+ * the memory. Batch-invariant plans, which do not tell lengths, ask about the fewest rows and mean
+ * all. */
+static int matrix_yields(const tess_vk_device *d, const tess_kernel_key *key) {
+    if (d->found.properties.kind == TVK_DEVICE_CPU) return 1;
+    return key && key->max_kv_len <= INT32_MAX / 2 &&
+           tess_portable_choose(&tess_portable, key)->few;
+}
 
 static const char *refuses(const tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
                            char *buffer, size_t size) {
@@ -291,9 +298,7 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     const char *why = refuses(d, row, key, info->reason, sizeof info->reason);
     if (!why && checks) why = tess_check_failure(&subject, info->reason, sizeof info->reason);
     const int accepts = tess_row_answer(&row->head, key, why, info);
-    /* Matrices of a software device are as slow as anything else on it. */
-    if (is_matrix(row) && d->found.properties.kind == TVK_DEVICE_CPU)
-        info->flags |= TESS_KERNEL_ONLY_NAMED;
+    if (is_matrix(row) && matrix_yields(d, key)) info->flags |= TESS_KERNEL_ONLY_NAMED;
     if (!accepts || !kernel) return TESS_OK;
     if (checks) TESS_RETURN_IF_ERROR(tess_self_check(&subject, key));
     return prepare(d, row, key, kernel);

@@ -40,6 +40,7 @@ pattern=window causal=0 left=93 right=21 block=7 sinks=5 heads=2 head_dim=120 q_
 pattern=window left=20 right=0 block=200 sinks=5 heads=2 kv_heads=1 head_dim=8 q_len=127
 $paged heads=8 kv_heads=2 head_dim=64 batch=3 q_len=20 kv_len=300 page=16
 $paged heads=4 kv_heads=1 head_dim=128 q_len=20 kv_len=200 page=32 compact=1
+$paged heads=4 kv_heads=2 head_dim=64 batch=2 q_len=1 kv_len=300 page=16 kv_split=2
 $window heads=8 kv_heads=2 head_dim=104 q_lens=33,7 kv_lens=150,300 page=64 kv_split=2
 LINES
 unset VK_LAYER_PATH TESSERA_KERNEL
