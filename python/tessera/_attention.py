@@ -49,8 +49,9 @@ def _observed() -> bool:
 
 
 class _Direct(torch.autograd.Function):
-    """Forward and backward past the operators. Lengths are bytes; with the words they are one
-    argument each, because every argument of a Function costs time."""
+    """Forward and backward past the operators. Lengths are bytes; they, the words and whether LSE
+    is returned are one argument, because every argument of a Function costs time. So does every
+    result: LSE is one only where the caller asked for it."""
 
     @staticmethod
     def forward(
@@ -58,20 +59,21 @@ class _Direct(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[_runs.Words, _shapes.Lengths | None],
-    ) -> tuple[Tensor, Tensor | None]:
-        o, lse = _runs.forward(q, k, v, *call)
+        call: tuple[_runs.Words, _shapes.Lengths | None, bool],
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        words, lengths, both = call
+        o, lse = _runs.forward(q, k, v, words, lengths)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return o, lse
+        return (o, lse) if both else o
 
     @staticmethod
-    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> Any:
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> Any:
         if d_o is None and d_lse is None:
             return None, None, None, None
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
-        words, lengths = ctx.call
+        words, lengths, _ = ctx.call
         plain = _is_plain(d_o) and (d_lse is None or _is_plain(d_lse))
         if not plain or torch.is_grad_enabled() or _observed():
             tensors = _runs.as_tensors(lengths)
@@ -285,10 +287,9 @@ def attention(
                 # Views that PyTorch negates when it reads them. To operators it gives the values.
                 q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
             lengths = _runs.lengths(q, given) if given else None
-            if graph:
-                o, lse = _direct(q, k, v, (words, lengths))
-            else:
-                o, lse = _runs.forward(q, k, v, words, lengths)
+            if graph:  # O, or the pair
+                return _direct(q, k, v, (words, lengths, return_lse))  # type: ignore[no-any-return]
+            o, lse = _runs.forward(q, k, v, words, lengths)
         except RuntimeError as error:
             if not isinstance(error, _errors.Error):
                 _runs.ordinary(_QKV, q, k, v)
