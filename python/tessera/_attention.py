@@ -75,11 +75,18 @@ class _Direct(torch.autograd.Function):
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
         words, lengths, _ = ctx.call
         plain = _is_plain(d_o) and (d_lse is None or _is_plain(d_lse))
-        if not plain or torch.is_grad_enabled() or _observed():
-            tensors = _runs.as_tensors(lengths)
-            made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
-        else:
-            made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
+        try:
+            if not plain or torch.is_grad_enabled() or _observed():
+                tensors = _runs.as_tensors(lengths)
+                made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
+            else:
+                made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
+        except (RuntimeError, NotImplementedError) as error:
+            if not isinstance(error, _errors.Error):
+                for name, x in (("O", d_o), ("LSE", d_lse)):
+                    if x is not None:
+                        _runs.ordinary([f"attention: the gradient of {name}"], x)
+            raise
         return *made, None
 
 
@@ -449,6 +456,9 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
     Returns (O, LSE) of the same shapes and types. A part whose LSE is -inf contributes nothing; a
     row where all are is 0 with an LSE of -inf. Differentiable, in O and LSE.
     """
+    if layout not in _shapes.LAYOUTS:
+        some = ", ".join(map(repr, _shapes.LAYOUTS))
+        raise _errors.InvalidArgument(f"merge: layout: one of {some} is needed, got {layout!r}")
     if not o_and_lse:
         raise _errors.InvalidArgument("merge: at least one pair of (O, LSE) is needed, got none")
     for n, pair in enumerate(o_and_lse):
@@ -465,6 +475,11 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
                 raise _errors.InvalidArgument(
                     f"merge: pair {n}: {name}: rows on {o_and_lse[0][0].device} are needed, got "
                     f"{list(x.shape)} on {x.device}"
+                )
+            if not x.is_floating_point() or (name == "O" and x.dtype != o_and_lse[0][0].dtype):
+                needed = "real numbers" if n == 0 or name == "LSE" else "those of pair 0"
+                raise _errors.InvalidArgument(
+                    f"merge: pair {n}: {name}: {needed} are needed, got {x.dtype}"
                 )
         if o.shape != o_and_lse[0][0].shape or _by_row(lse, layout).shape[:-1] != o.shape[:-1]:
             raise _errors.InvalidArgument(

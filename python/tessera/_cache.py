@@ -64,9 +64,19 @@ def _number(argument: str, value: object, least: int, most: int = _MOST - 1) -> 
 
 
 def _place(device: torch.device | str | None) -> torch.device:
-    found = torch.device("cpu" if device is None else device)
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except RuntimeError:
+        raise _wrong("device", "the CPU or a CUDA device is needed", repr(device)) from None
+    except TypeError:
+        raise TypeError(f"KVCache: device: a device is needed, got {device!r}") from None
     if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise _errors.Unavailable(f"KVCache: device: {found}: PyTorch finds no CUDA device")
         index = torch.cuda.current_device() if found.index is None else found.index
+        if index >= torch.cuda.device_count():
+            most = torch.cuda.device_count() - 1
+            raise _wrong("device", f"cuda:0 to cuda:{most} is needed", found)
         return torch.device("cuda", index)
     if found.type != "cpu":
         raise _wrong("device", "the CPU or a CUDA device is needed", found)
@@ -698,9 +708,13 @@ class KVCache:
         if sequences is None:
             chosen = [s for s in range(self.sequences) if lengths[s]]
         else:
-            chosen = [
-                _number("reserve: sequences", s, 0, self.sequences - 1) for s in sequences
-            ]
+            try:
+                given = list(sequences)
+            except TypeError:
+                raise TypeError(
+                    f"KVCache: reserve: sequences: a list of integers is needed, got {sequences!r}"
+                ) from None
+            chosen = [_number("reserve: sequences", s, 0, self.sequences - 1) for s in given]
         self._extend({s: lengths[s] + amount for s in chosen}, "KVCache: reserve")
         for s in chosen:
             self._room[s] = lengths[s] + amount
