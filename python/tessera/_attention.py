@@ -62,7 +62,7 @@ class _Direct(torch.autograd.Function):
         call: tuple[_runs.Words, _shapes.Lengths | None, bool],
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         words, lengths, both = call
-        o, lse = _runs.forward(q, k, v, words, lengths)
+        o, lse = _runs.forward(q, k, v, words, lengths, True)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -80,7 +80,7 @@ class _Direct(torch.autograd.Function):
                 tensors = _runs.as_tensors(lengths)
                 made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
             else:
-                made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
+                made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths, True)
         except (RuntimeError, NotImplementedError) as error:
             if not isinstance(error, _errors.Error):
                 for name, x in (("O", d_o), ("LSE", d_lse)):
@@ -296,7 +296,7 @@ def attention(
             lengths = _runs.lengths(q, given) if given else None
             if graph:  # O, or the pair
                 return _direct(q, k, v, (words, lengths, return_lse))  # type: ignore[no-any-return]
-            o, lse = _runs.forward(q, k, v, words, lengths)
+            o, lse = _runs.forward(q, k, v, words, lengths, True)
         except RuntimeError as error:
             if not isinstance(error, _errors.Error):
                 _runs.ordinary(_QKV, q, k, v)
