@@ -215,7 +215,8 @@ def main() -> int:
     torch.manual_seed(0)
     missed = []
     for heads, tokens in ((16, 2048), (32, 2048), (16, 131072), (32, 131072), (64, 131072)):
-        seconds = (4 if tokens > 2048 else 1) / (4 if options.quick else 1)
+        # Long steps spread by 12 to 18 % as the clock moves: 50 rounds tell medians to about 1 %.
+        seconds = (12 if tokens > 2048 else 1) / (4 if options.quick else 1)
         missed += measure(heads, tokens, seconds, options.dkernel)
         torch.cuda.empty_cache()
     print("missed: " + "; ".join(missed) if missed else "every bar is met")
