@@ -50,14 +50,18 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
     session_find_speed(s, shape.dtype);
     session_foretell(s, l->line, &f);
     if (!f.planned) return session_skip(s, l->family, l->line, BENCH_REFUSED, &f) ? -1 : 0;
-    const double rest = s->deadline + s->compiling - clock_now() - already,
+    const double rest = session_rest(s) - already,
                  most = fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
     *need = x->needs[i] = f.seconds;
     *first_plan = f.first_plan;
     if (f.seconds <= (x->again ? rest : most)) return 1;
     if (!x->again) return POSTPONED;
-    snprintf(f.why, sizeof f.why, "would take about %s, %s are left for it",
-             text_seconds(would, sizeof would, f.seconds),
+    const int n = snprintf(f.why, sizeof f.why, "would take about %s, ",
+                           text_seconds(would, sizeof would, f.seconds));
+    if (f.compiling > 0.1 * f.seconds)
+        snprintf(f.why + n, sizeof f.why - (size_t)n, "%s of them to compile its kernels, ",
+                 text_seconds(would, sizeof would, f.compiling));
+    snprintf(f.why + strlen(f.why), sizeof f.why - strlen(f.why), "%s are left for it",
              text_seconds(may, sizeof may, fmax(rest, 0)));
     return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
 }
@@ -80,8 +84,7 @@ static int run_group(fixed *x, int first) {
         entries[n++] = (session_entry){x->lines[i].family, x->lines[i].line, first_plan};
     }
     if (status < 0) return -1;
-    const double rest = s->deadline + s->compiling - clock_now(),
-                 part = fmax(rest, 0) / (x->left + n + 1),
+    const double rest = session_rest(s), part = fmax(rest, 0) / (x->left + n + 1),
                  most = strcmp(s->report->devices[s->index].kind, "gpu") == 0 ? GPU_SECONDS
                                                                               : CPU_SECONDS;
     status = session_measure(s, entries, n, 0, fmin(fmax(part / 4, 0.05), most),

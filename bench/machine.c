@@ -2,6 +2,7 @@
 #include "machine.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,3 +127,27 @@ void machine_describe(bench_machine *m) {
     m->l2_bytes = machine_cache_bytes(2);
     m->l3_bytes = machine_cache_bytes(3);
 }
+
+#ifdef __linux__
+static cpu_set_t allowed;
+
+static void find_allowed(void) {
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
+}
+
+void machine_pin(int thread) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_allowed);
+    const int n = CPU_COUNT(&allowed);
+    int left = n ? thread % n : -1;
+    for (int cpu = 0; cpu < CPU_SETSIZE && left >= 0; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cpu, &own);
+        pthread_setaffinity_np(pthread_self(), sizeof own, &own);
+    }
+}
+#else
+void machine_pin(int thread) { (void)thread; }
+#endif

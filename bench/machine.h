@@ -13,5 +13,8 @@ double machine_other_seconds(void);
 uint64_t machine_memory_bytes(void);     /* 0: unknown */
 uint64_t machine_memory_available(void); /* without swapping; 0: unknown */
 uint64_t machine_cache_bytes(int level); /* data cache of level 2 or 3; 0: unknown */
+/* Keeps the calling thread on one of the CPUs that the process could use when this was first
+ * called: threads with other numbers get others, as far as there are any. */
+void machine_pin(int thread);
 
 #endif
