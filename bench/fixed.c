@@ -37,6 +37,11 @@ static int related(const fixed *x, int i, int j) {
            (x->twins[i][0] && strcmp(x->twins[i], x->twins[j]) == 0);
 }
 
+/* Seconds that a line may take, with so many left. */
+static double may_take(const fixed *x, double rest) {
+    return fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
+}
+
 /* Whether a line fits the time. Otherwise it is postponed, and the second time it becomes a result
  * without numbers. Returns -1 when out of memory. */
 static int admit(fixed *x, int i, double already, double *need, double *first_plan) {
@@ -47,21 +52,31 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
     bench_result shape;
     memset(&shape, 0, sizeof shape);
     measure_describe(l->line, &shape);
-    session_find_speed(s, shape.dtype);
+    double rest = session_rest(s) - already, most = may_take(x, rest);
+    const double compiling = session_foretell_compiling(s, &shape);
+    if (compiling > (x->again ? rest : most)) {
+        x->needs[i] = compiling;
+        if (!x->again) return POSTPONED;
+        memset(&f, 0, sizeof f);
+        f.seconds = compiling;
+        f.run = f.ideal = NAN;
+        snprintf(f.why, sizeof f.why,
+                 "its kernels would take about %s to compile, %s are left for it",
+                 text_seconds(would, sizeof would, compiling),
+                 text_seconds(may, sizeof may, fmax(rest, 0)));
+        return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
+    }
+    if (!shape.decode) session_find_speed(s, shape.dtype);
     session_foretell(s, l->line, &f);
     if (!f.planned) return session_skip(s, l->family, l->line, BENCH_REFUSED, &f) ? -1 : 0;
-    const double rest = session_rest(s) - already,
-                 most = fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
+    rest = session_rest(s) - already;
+    most = may_take(x, rest);
     *need = x->needs[i] = f.seconds;
     *first_plan = f.first_plan;
     if (f.seconds <= (x->again ? rest : most)) return 1;
     if (!x->again) return POSTPONED;
-    const int n = snprintf(f.why, sizeof f.why, "would take about %s, ",
-                           text_seconds(would, sizeof would, f.seconds));
-    if (f.compiling > 0.1 * f.seconds)
-        snprintf(f.why + n, sizeof f.why - (size_t)n, "%s of them to compile its kernels, ",
-                 text_seconds(would, sizeof would, f.compiling));
-    snprintf(f.why + strlen(f.why), sizeof f.why - strlen(f.why), "%s are left for it",
+    snprintf(f.why, sizeof f.why, "would take about %s, %s are left for it",
+             text_seconds(would, sizeof would, f.seconds),
              text_seconds(may, sizeof may, fmax(rest, 0)));
     return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
 }

@@ -24,7 +24,7 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
  * many bytes have shown how long it takes here. */
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
 /* Rounds of limits lie so far apart. */
-static const double LIMITS_EVERY = 25;
+static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 
 double session_rest(const session *s) {
     return s->deadline + fmin(s->compiling, s->patience) - clock_now();
@@ -34,8 +34,10 @@ int session_limits(session *s, double age) {
     bench_device *d = &s->report->devices[s->index];
     if (!s->limits || clock_now() - s->limits_at < age) return 0;
     progress_now(&s->bar, "another round of the limits");
+    const double start = clock_now();
     const int status = ceilings_again(s->limits, d);
-    s->limits_at = clock_now();
+    /* Where a round takes long, on a busy machine, the next one waits for longer. */
+    s->limits_at = clock_now() + fmax(ROUND_COSTS * (clock_now() - start) - LIMITS_EVERY, 0);
     return status;
 }
 
@@ -62,8 +64,8 @@ static void note_compiling(session *s, const bench_result *x, double seconds) {
 }
 
 /* What is not compiled yet will take as long as the slowest of the same op has, or of any. */
-static double foretell_compiling(const session *s, const bench_result *x) {
-    const session_compiled next = kernels_of(x);
+double session_foretell_compiling(const session *s, const bench_result *shape) {
+    const session_compiled next = kernels_of(shape);
     double same_op = 0, any = 0;
     for (int i = 0; i < s->n_compiled; i++) {
         const session_compiled *c = &s->compiled[i];
@@ -71,7 +73,7 @@ static double foretell_compiling(const session *s, const bench_result *x) {
         any = fmax(any, c->seconds);
         if (c->op == next.op) same_op = fmax(same_op, c->seconds);
     }
-    return same_op > 0 ? same_op : any;
+    return fmax((same_op > 0 ? same_op : any) - fmax(s->patience - s->compiling, 0), 0);
 }
 
 /* ------------------------------------------------------------------ foretelling */
@@ -86,9 +88,12 @@ void session_reset_speeds(session *s) {
 
 void session_find_speed(session *s, uint32_t dtype) {
     if (s->speed[dtype] != 0) return;
+    const bench_result small = {.dtype = dtype, .head_dim = 128};
+    double compiling = 0;
     progress_now(&s->bar, "measuring the speed of a small problem");
     s->speed[dtype] = measure_speed(s->runtime, s->device, &s->report->devices[s->index], s->kernel,
-                                    dtype, &s->compiling);
+                                    dtype, &compiling);
+    note_compiling(s, &small, compiling);
     if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
 }
 
@@ -119,12 +124,9 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
     /* Layers of decode take turns, and all of them are read. */
     const double once =
         cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / s->decode_rate : f->run;
-    const double free = fmax(s->patience - s->compiling, 0);
-    f->compiling = fmax(foretell_compiling(s, &shape) - free, 0);
-    f->seconds = RUNS_AT_LEAST * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes +
-                 f->compiling;
+    f->seconds = RUNS_AT_LEAST * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
     f->first_plan = cost.plan_seconds;
-    s->compiling += cost.plan_seconds;
+    note_compiling(s, &shape, cost.plan_seconds);
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
 }
 
@@ -244,7 +246,7 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
         s->prepare_seconds += fmax(clock_now() - start - runs, 0);
         s->prepare_bytes += (double)c->bytes;
     }
-    if (compiled > 0) s->compiling += compiled;
+    if (compiled > 0) note_compiling(s, &c->result, compiled);
     /* Where the forecast made the first plan, that one compiled. */
     if (compiled >= 0)
         c->result.compile_seconds = fmax(compiled, e->first_plan - c->result.plan_seconds);

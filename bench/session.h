@@ -52,8 +52,7 @@ typedef struct session {
 /* What a line would take. `why` says what is wrong when it cannot be planned. */
 typedef struct session_forecast {
     int planned;
-    double seconds;    /* runs, inputs, check; compilation beyond what is free */
-    double compiling;  /* of them */
+    double seconds;    /* runs, inputs, check; not compilation */
     double run;        /* one run */
     double ideal;      /* speed-up */
     double first_plan; /* seconds, compilation included */
@@ -70,6 +69,9 @@ int session_limits(session *s, double age);
 void session_reset_speeds(session *s);
 /* Measures the speed of a small problem in `dtype` unless it is known. */
 void session_find_speed(session *s, uint32_t dtype);
+/* What compiling would take beyond what the budget does not pay for. Nothing is compiled. */
+double session_foretell_compiling(const session *s, const bench_result *shape);
+/* Plans the line, which compiles. */
 void session_foretell(session *s, const char *line, session_forecast *f);
 
 /* The result of a line on the device and kernel of now, or NULL. */

@@ -11,8 +11,8 @@
 #include "clock.h"
 #include "stats.h"
 
-enum { MIN_SAMPLES = 5, MAX_SAMPLES = 16, MOST_TURNS = 1 << 20 };
-static const double WARM_UP = 0.15, LEAST_RUN = 2e-3;
+enum { MIN_SAMPLES = 5, MAX_SAMPLES = 16, BURSTS = 4, MOST_TURNS = 1 << 20 };
+static const double WARM_UP = 0.15, REST = 0.1, LEAST_RUN = 2e-3;
 enum { PRODUCT_SMALL = 2048, PRODUCT_MIDDLE = 4096, PRODUCT_LARGE = 8192 };
 /* A product of PRODUCT_SMALL that is faster than this says little; larger ones follow. The largest
  * shows what power allows, the one in the middle takes as long as a run of attention does. */
@@ -67,22 +67,41 @@ void gpu_close(const gpu_driver *driver, void *gpu) {
 
 /* ------------------------------------------------------------------ samples */
 
-/* Warms up, samples `run`, and gives the ceiling; 0 after a failure. */
-static int sample(double (*run)(void *what), void *what, double seconds, double work,
-                  bench_ceiling *c) {
-    double start = clock_now(), best = INFINITY;
-    while (clock_now() - start < fmin(WARM_UP, seconds))
-        if (isnan(run(what))) return 0;
-    start = clock_now();
-    while (c->n_samples < MIN_SAMPLES ||
-           (c->n_samples < MAX_SAMPLES && clock_now() - start < seconds)) {
+/* A few runs one after the other. They become the ceiling where they are faster than those that it
+ * has; 0 after a failure. */
+static int sample_burst(double (*run)(void *what), void *what, double seconds, double work,
+                        bench_ceiling *c) {
+    const double start = clock_now();
+    double samples[MAX_SAMPLES], best = INFINITY;
+    int n = 0;
+    while (n < MIN_SAMPLES || (n < MAX_SAMPLES && clock_now() - start < seconds)) {
         const double t = run(what);
         if (!(t > 0)) return 0;
-        c->samples[c->n_samples++] = t;
+        samples[n++] = t;
         best = fmin(best, t);
     }
-    c->rate = work / stats_median(c->samples, (size_t)c->n_samples);
+    const double rate = work / stats_median(samples, (size_t)n);
+    if (rate <= c->rate) return 1;
+    memcpy(c->samples, samples, (size_t)n * sizeof *samples);
+    c->n_samples = n;
+    c->rate = rate;
     c->best = work / best;
+    return 1;
+}
+
+/* Warms up, samples `run` in bursts, and gives the ceiling; 0 after a failure. The rest between
+ * bursts is as problems have it while their inputs are made: without one a GPU lowers its clock to
+ * keep to its power, and the limit would lie below what a short problem reaches. */
+static int sample(double (*run)(void *what), void *what, double seconds, double work,
+                  bench_ceiling *c) {
+    const double start = clock_now(), most = fmin(WARM_UP, seconds) + seconds;
+    while (clock_now() - start < fmin(WARM_UP, seconds))
+        if (isnan(run(what))) return 0;
+    for (int burst = 0; burst < BURSTS; burst++) {
+        if (burst) clock_rest(fmin(REST, seconds));
+        if (!sample_burst(run, what, seconds / BURSTS, work, c)) return 0;
+        if (clock_now() - start > most) break;
+    }
     return 1;
 }
 
