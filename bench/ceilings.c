@@ -93,12 +93,11 @@ typedef struct copy_work {
     pthread_barrier_t *barrier;
     char *to, *from;
     size_t bytes;
-    int rounds, reads, thread;
+    int rounds, reads;
 } copy_work;
 
 static void *copy_thread(void *argument) {
     copy_work *w = argument;
-    machine_pin(w->thread);
     memset(w->from, 1, w->bytes); /* pages belong to the thread that uses them */
     if (!w->reads) memset(w->to, 2, w->bytes);
     for (int i = 0; i < w->rounds; i++) {
@@ -136,13 +135,13 @@ static void measure_copy(int reads, int n_samples, int threads, int out) {
     snprintf(c.method, sizeof c.method,
              reads ? "sum of words of 64 bits" : "memcpy, read + written bytes");
     for (int t = 0; t < threads; t++) {
-        works[t] = (copy_work){&barrier, NULL, NULL, share, n_samples + 1, reads, t};
+        works[t] = (copy_work){&barrier, NULL, NULL, share, n_samples + 1, reads};
         void *to = NULL, *from = NULL;
         if (posix_memalign(&to, 4096, share) != 0 || posix_memalign(&from, 4096, share) != 0)
             _exit(1);
         works[t].to = to;
         works[t].from = from;
-        if (pthread_create(&ids[t], NULL, copy_thread, &works[t]) != 0) _exit(1);
+        if (machine_thread(&ids[t], t, copy_thread, &works[t]) != 0) _exit(1);
     }
     for (int i = 0; i <= n_samples; i++) {
         pthread_barrier_wait(&barrier);

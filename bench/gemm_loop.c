@@ -119,12 +119,10 @@ double gemm_loop_flops(const gemm_loop *loop) {
 typedef struct work {
     const gemm_loop *loop;
     panel *panel;
-    int thread;
 } work;
 
 static void *thread_main(void *argument) {
     const work *w = argument;
-    machine_pin(w->thread);
     if (w->loop->is_bf16)
         gemm_bf16_run(w->panel->narrow, REPEAT);
     else
@@ -137,13 +135,9 @@ int gemm_loop_run(gemm_loop *loop) {
     work *works = calloc((size_t)loop->threads, sizeof *works);
     int started = 0, failed = !threads || !works;
     for (int t = 0; t < loop->threads && !failed; t++) {
-        works[t] = (work){loop, &loop->panels[t], t};
-        if (t + 1 == loop->threads)
-            thread_main(&works[t]);
-        else if (pthread_create(&threads[t], NULL, thread_main, &works[t]) == 0)
-            started++;
-        else
-            failed = 1;
+        works[t] = (work){loop, &loop->panels[t]};
+        failed = machine_thread(&threads[t], t, thread_main, &works[t]) != 0;
+        started += !failed;
     }
     for (int t = 0; t < started; t++) pthread_join(threads[t], NULL);
     free(threads);

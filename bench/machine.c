@@ -129,25 +129,26 @@ void machine_describe(bench_machine *m) {
 }
 
 #ifdef __linux__
-static cpu_set_t allowed;
-
-static void find_allowed(void) {
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
-}
-
-void machine_pin(int thread) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, find_allowed);
-    const int n = CPU_COUNT(&allowed);
-    int left = n ? thread % n : -1;
-    for (int cpu = 0; cpu < CPU_SETSIZE && left >= 0; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
-        cpu_set_t own;
-        CPU_ZERO(&own);
-        CPU_SET(cpu, &own);
-        pthread_setaffinity_np(pthread_self(), sizeof own, &own);
-    }
+/* The new thread begins where it stays: one that moved away by itself would first wait for its turn
+ * on the CPU of whoever made it. */
+static void pin(pthread_attr_t *attributes, int thread) {
+    cpu_set_t allowed, own;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) == 0) return;
+    int left = thread % CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && left-- == 0) CPU_SET(cpu, &own);
+    pthread_attr_setaffinity_np(attributes, sizeof own, &own);
 }
 #else
-void machine_pin(int thread) { (void)thread; }
+static void pin(pthread_attr_t *attributes, int thread) { (void)attributes, (void)thread; }
 #endif
+
+int machine_thread(pthread_t *id, int thread, void *(*work)(void *), void *of) {
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return -1;
+    pin(&attributes, thread);
+    const int status = pthread_create(id, &attributes, work, of);
+    pthread_attr_destroy(&attributes);
+    return status == 0 ? 0 : -1;
+}
