@@ -22,7 +22,7 @@
 
 /* The budget does not pay for a share of itself that goes to compiling on each device. */
 enum { FREE_TO_COMPILE = 8 };
-/* A device that was busy for so many seconds has a last round of its limits. */
+/* A device that was busy for so many seconds, and has some left, has a last round of its limits. */
 static const double LAST_LIMITS = 10;
 
 static int out_of_memory(void) { return cli_error(CLI_FAILED, "bench", "out of memory"); }
@@ -110,7 +110,7 @@ static int run_device(session *s, double seconds) {
     }
     tess_device_release(s->device);
     s->device = NULL;
-    if (status == 0) status = session_limits(s, LAST_LIMITS);
+    if (status == 0 && session_rest(s) > 0) status = session_limits(s, LAST_LIMITS);
     return status;
 }
 
