@@ -17,7 +17,11 @@ static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d)
         return tess_invalid("%s: kv_first: must be of kind NONE, since the plan was made without "
                             "TESS_PLAN_DEVICE_PARTS",
                             in_prepare);
-    return tess_check_stream(in_prepare, &d->stream);
+    TESS_RETURN_IF_ERROR(tess_check_stream(in_prepare, &d->stream));
+    if (d->stream.extra && plan->n_shares > 1)
+        return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u kernels",
+                                in_prepare, (unsigned)plan->n_shares);
+    return TESS_OK;
 }
 
 /* Checks one buffer of `bytes` and gives it its place in the launch. */
@@ -68,7 +72,17 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "q_first", TESS_ROLE_Q_FIRST));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_first", TESS_ROLE_KV_FIRST));
-    return tess_launch_on(plan->device, &launch);
+    tess_tables own = plan->tables;
+    launch.tables = &own;
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        const uint64_t at = n * plan->memory.step_plan_bytes;
+        own.step_plan_at = plan->tables.step_plan_at + at;
+        if (plan->tables.step_plan)
+            own.step_plan =
+                (const tess_step_plan *)(const void *)((const char *)plan->tables.step_plan + at);
+        TESS_RETURN_IF_ERROR(tess_launch_on(plan->device, &launch));
+    }
+    return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ using a step */
@@ -107,4 +121,14 @@ tess_status tess_step_tables(const char *function, const tess_plan *plan, const 
     t->slots_at += at + memory->copy_at;
     t->kv_heads_at += at + memory->copy_at;
     return TESS_OK;
+}
+
+void tess_step_of_share(const tess_plan *plan, uint32_t n, tess_tables *t) {
+    const uint64_t ends = (uint64_t)n * plan->pools.n;
+    t->step_at += (uint64_t)n * TESS_STEP_HEAD_BYTES;
+    t->step_ends_at += ends * sizeof *t->step_ends;
+    if (!t->step) return;
+    t->step = (const tess_step_head *)(const void *)((const char *)t->step +
+                                                     (size_t)n * TESS_STEP_HEAD_BYTES);
+    t->step_ends += ends;
 }

@@ -384,13 +384,16 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 
 /* A launch for each storage group that has jobs in the range; the merges come with the last group.
  */
-static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
-    const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges;
+static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, uint32_t share,
+                                 tess_launch *l) {
+    const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges,
+                   first = plan->shares[share].first_job;
     double sum = 0;
     for (uint32_t s = 0; s < plan->pools.n; s++) {
         const tess_pool *pool = &plan->pools.all[s];
-        const uint64_t to = pool[1].first_job < end ? pool[1].first_job : end;
-        l->first_job = pool[0].first_job > begin ? pool[0].first_job : begin;
+        const uint64_t from = first + pool[0].first_job[share],
+                       next = first + pool[1].first_job[share], to = next < end ? next : end;
+        l->first_job = from > begin ? from : begin;
         l->n_jobs = l->first_job < to ? to - l->first_job : 0;
         l->n_merges = s + 1 < plan->pools.n ? 0 : merges;
         l->storage = s;
@@ -417,6 +420,8 @@ static span common(span a, span b) {
 /* A launch for each kernel that has jobs or merges in the range, or one for each storage group. */
 static tess_status launch_shares(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     const span jobs = {l->first_job, l->n_jobs}, merges = {l->first_merge, l->n_merges};
+    const tess_tables *tables = l->tables;
+    tess_tables own_tables;
     double sum = 0;
     for (uint32_t n = 0; n < plan->n_shares; n++) {
         const tess_share *share = &plan->shares[n];
@@ -430,7 +435,12 @@ static tess_status launch_shares(const tess_plan *plan, const tess_run_desc *d, 
         l->kernel = &share->kernel;
         l->partials_at = plan->memory.partials[n].at;
         l->partial_rows = (uint32_t)plan->memory.partials[n].rows;
-        TESS_RETURN_IF_ERROR(plan->pools.n > 1 ? launch_groups(plan, d, l)
+        if (plan->steps && n > 0) {
+            own_tables = *tables;
+            tess_step_of_share(plan, n, &own_tables);
+            l->tables = &own_tables;
+        }
+        TESS_RETURN_IF_ERROR(plan->pools.n > 1 ? launch_groups(plan, d, n, l)
                                                : tess_launch_on(plan->device, l));
         if (l->seconds) sum += *l->seconds;
     }
