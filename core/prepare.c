@@ -36,12 +36,8 @@ static tess_status take(const tess_plan *plan, const char *name, const tess_buff
 }
 
 static tess_status check_apart(const tess_launch *l, const char *name, uint32_t role) {
-    const tess_buffer *step = &l->tensor[TESS_ROLE_STEP].buffer, *other = &l->tensor[role].buffer;
-    const bool object = step->kind == TESS_BUFFER_OBJECT;
-    const uint64_t a = (object ? 0 : step->handle) + step->offset,
-                   b = (object ? 0 : other->handle) + other->offset;
-    if (l->bytes[role] == 0 || (object && step->handle != other->handle) ||
-        a >= b + l->bytes[role] || b >= a + l->bytes[TESS_ROLE_STEP])
+    if (!tess_buffers_meet(&l->tensor[TESS_ROLE_STEP].buffer, l->bytes[TESS_ROLE_STEP],
+                           &l->tensor[role].buffer, l->bytes[role]))
         return TESS_OK;
     return tess_invalid("%s: step: must not overlap %s", in_prepare, name);
 }
