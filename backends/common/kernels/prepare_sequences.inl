@@ -44,13 +44,16 @@ const int raw_first = has_first ? TESS_Q_FIRST(s) : 0,
                                : tess_clamp(raw_first, 0, most_position);
 firsts[thread] = q_first;
 tile_end[thread] = 0u;
-if (present) {
+/* Sequences of other numbers of rows are another kernel's. */
+const bool own_rows = present &&
+                      q_len > TESS_INT(TESS_PLAN(Q_ABOVE)) && q_len <= TESS_INT(TESS_PLAN(Q_MOST));
+if (own_rows) {
     const tess_cut cut = tess_cut_rows(q_len, q_first, grid TESS_TABLES_OF_KERNEL);
     numbers[thread] = cut.first;
     packs[thread] = cut.heads;
     tile_end[thread] = cut.tiles;
 }
-if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
+if (own_rows && phase == TESS_PHASE_LENGTHS)
     shared_blocks =
         tess_sum(shared_blocks,
                  tess_product(tess_divide_up(TESS_UINT(keys), grid.block), TESS_PLAN(KV_HEADS)));
@@ -70,7 +73,7 @@ if (present && phase == first_phase && group == 0u) {
         right = raw_kv == keys && raw_end == TESS_INT(row_first) + q_len &&
                 raw_begin == TESS_INT(row_first) && !moved && !moved_keys;
     }
-    if (s >= own_first && s < own_end) {
+    if (s >= own_first && s < own_end && TESS_PLAN(HEAD_AT) == 0u) {
         const uint first_block =
             first_key == 0 ? 0u : TESS_UINT(tess_divide_int(first_key, grid.block));
         tess_write_sequence(
