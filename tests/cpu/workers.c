@@ -82,7 +82,7 @@ static void test_plans_split_for_what_the_work_is_worth(void **state) {
     assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 1);
     key.kv_dtype = TESS_F32;
     key.n_heads = 8; /* of 8 kv heads, and of one */
-    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 9);
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 8);
     key.group = 8;
     assert_int_equal(tess_cpu_split_workers(&key, 8, RATE), 2);
     key.kv_keys = 1 << 20;
@@ -96,13 +96,24 @@ static void test_plans_split_for_what_the_work_is_worth(void **state) {
 static void test_jobs_of_many_rows_are_split_less(void **state) {
     (void)state;
     tess_kernel_key key = key_of(256, 2048, 1, 1); /* 2.7 ms */
-    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 54);
-    assert_int_equal(tess_cpu_split_workers(&key, 256, RATE), 9);
+    assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), 64);
+    assert_int_equal(tess_cpu_split_workers(&key, 256, RATE), 8);
+}
+
+/* Threads get equal numbers of parts. */
+static void test_parts_are_a_power_of_two(void **state) {
+    (void)state;
+    tess_kernel_key key = key_of(1, 0, 1, 1); /* 1,221 keys are worth a worker */
+    static const uint32_t wanted[][2] = {{2, 2}, {3, 2}, {4, 4}, {6, 4}, {7, 8}, {12, 8}, {13, 16}};
+    for (size_t n = 0; n < sizeof wanted / sizeof *wanted; n++) {
+        key.kv_keys = (int64_t)wanted[n][0] * 1221 - 600;
+        assert_int_equal(tess_cpu_split_workers(&key, 1, RATE), wanted[n][1]);
+    }
 }
 
 int main(void) {
-    return RUN_TESTS(TEST(test_small_launches_run_alone), TEST(test_rows_and_bytes_count),
-                     TEST(test_many_jobs_take_all_threads),
-                     TEST(test_plans_split_for_what_the_work_is_worth),
-                     TEST(test_jobs_of_many_rows_are_split_less));
+    return RUN_TESTS(
+        TEST(test_small_launches_run_alone), TEST(test_rows_and_bytes_count),
+        TEST(test_many_jobs_take_all_threads), TEST(test_plans_split_for_what_the_work_is_worth),
+        TEST(test_jobs_of_many_rows_are_split_less), TEST(test_parts_are_a_power_of_two));
 }
