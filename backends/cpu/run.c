@@ -182,16 +182,16 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
  */
 uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
                           uint32_t threads, uint32_t worth_ns) {
-    /* A key of a row takes as long beside its products as those of some elements. */
-    enum { JOB_NS = 300, BYTES_PER_NS = 40, SOFTMAX_ELEMENTS = 32 };
+    /* The softmax takes a nanosecond for a row and a key in short jobs, on tiles too. */
+    enum { JOB_NS = 300, BYTES_PER_NS = 40, SOFTMAX_NS = 1 };
     double ns = (double)n_jobs * JOB_NS;
     for (uint64_t n = 0; n < n_jobs && ns < worth_ns; n++) {
         const tess_job *job = &launch->tables->jobs[launch->first_job + n];
         const double keys = (double)tess_key_blocks(job) * launch->block,
-                     flop = 4.0 * (double)job->rows * job->heads * keys *
-                            (launch->head_dim + SOFTMAX_ELEMENTS),
+                     pairs = (double)job->rows * job->heads * keys,
+                     flop = 4.0 * pairs * launch->head_dim,
                      bytes = 2.0 * cpu_element_size(launch->kv_dtype) * keys * launch->head_dim;
-        ns += flop / rate + bytes / BYTES_PER_NS;
+        ns += flop / rate + pairs * SOFTMAX_NS + bytes / BYTES_PER_NS;
     }
     return ns < worth_ns ? 1 : at_most(n_jobs, threads);
 }
