@@ -56,9 +56,10 @@ typedef struct cpu_device {
     pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
 } cpu_device;
 
-/* Workers of a launch of n_jobs jobs, at `rate` FLOPs a nanosecond: `threads`, or fewer. */
+/* Workers of a launch of n_jobs jobs, at `rate` FLOPs a nanosecond: `threads`, or fewer where its
+ * work takes less than `worth_ns`. */
 uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
-                          uint32_t threads);
+                          uint32_t threads, uint32_t worth_ns);
 
 /* Workers that a plan splits keys for, if a job has so many rows: 1 to CPU_PARALLEL_JOBS. */
 uint32_t tess_cpu_split_workers(const tess_kernel_key *key, uint64_t rows, uint32_t rate);

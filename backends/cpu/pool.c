@@ -11,6 +11,7 @@
 #include <pthreadpool.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <time.h>
 
 /* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed
  * over. */
@@ -67,23 +68,64 @@ struct cpu_pool {
     pthread_mutex_t launching;
     pthread_t creator;
     uint32_t threads; /* the one that launches among them */
+    uint32_t worth_ns;
     atomic_uint joined, n_members;
     member member[];
 };
 
-/* Makes a thread known. It has to wait for the others, since one that does not may take the share
- * of another one. */
-static void join(void *of, size_t worker) {
+/* Waits for all other threads. One that does not wait may take the share of another one. */
+static void meet(void *of, size_t worker) {
     cpu_pool *pool = of;
     (void)worker;
+    atomic_fetch_add(&pool->joined, 1);
+    while (atomic_load(&pool->joined) < pool->threads) sched_yield();
+}
+
+/* Makes a thread known. */
+static void join(void *of, size_t worker) {
+    cpu_pool *pool = of;
     if (!pthread_equal(pthread_self(), pool->creator)) {
         member *m = &pool->member[atomic_fetch_add(&pool->n_members, 1)];
         m->thread = pthread_self();
         atomic_init(&m->cpu, -1);
         m->away = -1;
     }
-    atomic_fetch_add(&pool->joined, 1);
-    while (atomic_load(&pool->joined) < pool->threads) sched_yield();
+    meet(pool, worker);
+}
+
+static void call_all(cpu_pool *pool, pthreadpool_task_1d_t task) {
+    atomic_store(&pool->joined, 0);
+    HAND_OVER(pool);
+    pthreadpool_parallelize_1d(pool->pool, task, pool, pool->threads,
+                               PTHREADPOOL_FLAG_YIELD_WORKERS);
+    TAKE_OVER(pool);
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/*
+ * The work, in nanoseconds of one thread, that is worth waking the threads for. Machines differ
+ * tenfold, so it is measured: the least time that all threads take to meet after a rest of a
+ * millisecond. Each thread loses about that much, the caller because it wakes the others.
+ */
+static uint32_t measure_worth(cpu_pool *pool) {
+    enum { TRIALS = 3, LEAST_NS = 10000, MOST_NS = 100000 };
+    const struct timespec rest = {.tv_nsec = 1000000};
+    int64_t least = INT64_MAX;
+    for (int n = 0; n < TRIALS; n++) {
+        nanosleep(&rest, NULL);
+        const int64_t begin = now_ns();
+        call_all(pool, meet);
+        const int64_t taken = now_ns() - begin;
+        if (taken < least) least = taken;
+    }
+    if (least > MOST_NS) return MOST_NS;
+    const int64_t worth = least * pool->threads / (pool->threads - 1);
+    return (uint32_t)(worth < LEAST_NS ? LEAST_NS : worth > MOST_NS ? MOST_NS : worth);
 }
 
 cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads) {
@@ -102,10 +144,10 @@ cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads) {
                    threads);
         return NULL;
     }
-    HAND_OVER(pool);
-    if (threads > 1)
-        pthreadpool_parallelize_1d(pool->pool, join, pool, threads, PTHREADPOOL_FLAG_YIELD_WORKERS);
-    TAKE_OVER(pool);
+    if (threads > 1) {
+        call_all(pool, join);
+        pool->worth_ns = measure_worth(pool);
+    }
     return pool;
 }
 
@@ -114,6 +156,8 @@ void tess_cpu_pool_destroy(cpu_pool *pool) {
     pthread_mutex_destroy(&pool->launching);
     pool->host->free(pool->host, pool, pool->bytes);
 }
+
+uint32_t tess_cpu_pool_worth(const cpu_pool *pool) { return pool->worth_ns; }
 
 const char *tess_cpu_pool_name(void) { return "pthreadpool"; }
 
@@ -184,6 +228,10 @@ cpu_pool *tess_cpu_pool_create(const tess_host *host, uint32_t threads) {
     return pool;
 }
 void tess_cpu_pool_destroy(cpu_pool *pool) { pool->host->free(pool->host, pool, sizeof *pool); }
+uint32_t tess_cpu_pool_worth(const cpu_pool *pool) {
+    (void)pool;
+    return 0;
+}
 const char *tess_cpu_pool_name(void) { return "one thread (built without pthreadpool)"; }
 
 static void spread(cpu_pool *pool, cpu_share_fn share, void *context, uint32_t workers) {

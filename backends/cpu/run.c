@@ -177,21 +177,23 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
 
 /*
  * How many workers the launch is worth: all, or the caller alone where its work takes less than
- * waking the pool does, at the speed of the second-level cache or of the products. A launch that
- * looks as small has few jobs, so each of them is counted.
+ * `worth_ns`, at the speed of the second-level cache or of the products. A launch that looks as
+ * small has few jobs, so each of them is counted.
  */
 uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
-                          uint32_t threads) {
-    enum { WORTH_NS = 10000, JOB_NS = 300, BYTES_PER_NS = 40 };
+                          uint32_t threads, uint32_t worth_ns) {
+    /* The softmax takes a nanosecond for a row and a key in short jobs, on tiles too. */
+    enum { JOB_NS = 300, BYTES_PER_NS = 40, SOFTMAX_NS = 1 };
     double ns = (double)n_jobs * JOB_NS;
-    for (uint64_t n = 0; n < n_jobs && ns < WORTH_NS; n++) {
+    for (uint64_t n = 0; n < n_jobs && ns < worth_ns; n++) {
         const tess_job *job = &launch->tables->jobs[launch->first_job + n];
-        const double elements = (double)tess_key_blocks(job) * launch->block * launch->head_dim,
-                     flop = 4.0 * (double)job->rows * job->heads * elements,
-                     bytes = 2.0 * cpu_element_size(launch->kv_dtype) * elements;
-        ns += flop / rate + bytes / BYTES_PER_NS;
+        const double keys = (double)tess_key_blocks(job) * launch->block,
+                     pairs = (double)job->rows * job->heads * keys,
+                     flop = 4.0 * pairs * launch->head_dim,
+                     bytes = 2.0 * cpu_element_size(launch->kv_dtype) * keys * launch->head_dim;
+        ns += flop / rate + pairs * SOFTMAX_NS + bytes / BYTES_PER_NS;
     }
-    return ns < WORTH_NS ? 1 : at_most(n_jobs, threads);
+    return ns < worth_ns ? 1 : at_most(n_jobs, threads);
 }
 
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
@@ -204,7 +206,8 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     }
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     if (n_jobs) {
-        const uint32_t workers = tess_cpu_workers(launch, w->row->rate, n_jobs, d->threads);
+        const uint32_t workers = tess_cpu_workers(launch, w->row->rate, n_jobs, d->threads,
+                                                  tess_cpu_pool_worth(d->pool));
         w->at_once = jobs_at_once(n_jobs, workers);
         tess_cpu_pool_run(d->pool, do_jobs, w, workers);
     }

@@ -99,9 +99,11 @@ static uint32_t job_ns(const tess_kernel_key *key, uint64_t rows) {
 }
 
 /*
- * How many workers the whole work is split for: none gets less than WORTH_NS, or than ten times
- * what a job takes beside its steps. A machine of two cores pays for every part and gains from few.
- * The speed that is assumed is that of a core: its products, or what it reads.
+ * How many workers the whole work is split for: each gets about WORTH_NS, or ten times what a job
+ * takes beside its steps. A machine of two cores pays for every part and gains from few. The number
+ * is the closest power of two, since most machines have one of threads: of thirteen equal parts,
+ * one of two threads would wait for the last. The speed that is assumed is that of a core: its
+ * products, or what it reads.
  */
 uint32_t tess_cpu_split_workers(const tess_kernel_key *key, uint64_t rows, uint32_t rate) {
     enum { WORTH_NS = 50000, WORTH_JOBS = 10, BYTES_PER_NS = 25 };
@@ -114,7 +116,10 @@ uint32_t tess_cpu_split_workers(const tess_kernel_key *key, uint64_t rows, uint3
     double worth = (double)WORTH_JOBS * job_ns(key, rows);
     if (worth < WORTH_NS) worth = WORTH_NS;
     const double shares = (product_ns > read_ns ? product_ns : read_ns) / worth;
-    return shares < CPU_PARALLEL_JOBS ? (uint32_t)shares + 1 : CPU_PARALLEL_JOBS;
+    const uint32_t whole = shares < CPU_PARALLEL_JOBS ? (uint32_t)shares + 1 : CPU_PARALLEL_JOBS;
+    uint32_t workers = CPU_PARALLEL_JOBS;
+    while (workers > 1 && workers * 3 >= whole * 4) workers /= 2;
+    return workers;
 }
 
 /* Nothing here may follow from the machine or the settings, so that results have the same bits with

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which CPUs the pool leaves to its threads, on a pretended machine of 8 CPUs. The functions below
- * take the place of the system's. */
+/* Which CPUs the pool leaves to its threads, and when it is worth waking them, on a pretended
+ * machine of 8 CPUs. The functions below take the place of the system's. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* affinities of threads */
 #endif
@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "pool.h"
 
@@ -23,6 +24,19 @@ static pthread_t caller;
 static int refuses, others; /* 1: affinities cannot be set; how often the caller's was asked for */
 
 int sched_getcpu(void) { return own_cpu; }
+
+/* How long the threads take to meet, one trial after the other. */
+static const int64_t *taken;
+static int times_read;
+static int64_t now;
+
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    (void)clock;
+    if (taken && times_read % 2 != 0) now += taken[times_read / 2];
+    times_read++;
+    *t = (struct timespec){.tv_sec = now / 1000000000, .tv_nsec = now % 1000000000};
+    return 0;
+}
 
 int pthread_getaffinity_np(pthread_t thread, size_t size, cpu_set_t *set) {
     others += pthread_equal(thread, caller) != 0;
@@ -133,10 +147,34 @@ static void test_affinities_that_cannot_be_set(void **state) {
     tess_cpu_pool_destroy(pool);
 }
 
+static void test_waking_is_measured(void **state) {
+    (void)state;
+    static const struct {
+        int64_t taken[3];
+        uint32_t worth;
+    } cases[] = {{{40000, 25000, 70000}, 50000}, /* both threads lose the least of them */
+                 {{9000, 4000, 4500}, 10000},
+                 {{90000, 80000, 60000}, 100000},
+                 {{9000000000, 8000000000, 7000000000}, 100000}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        taken = cases[n].taken;
+        times_read = 0;
+        cpu_pool *pool = pool_with(0x0f);
+        taken = NULL;
+        if (!pool) return;
+        assert_int_equal(tess_cpu_pool_worth(pool), cases[n].worth);
+        tess_cpu_pool_destroy(pool);
+    }
+    cpu_pool *pool = tess_cpu_pool_create(&host, 1);
+    assert_non_null(pool);
+    assert_int_equal(tess_cpu_pool_worth(pool), 0); /* nobody to wake */
+    tess_cpu_pool_destroy(pool);
+}
+
 int main(void) {
     return RUN_TESTS(TEST(test_threads_keep_off_the_callers_cpu),
                      TEST(test_threads_get_no_other_cpus), TEST(test_changes_by_others_stay),
-                     TEST(test_affinities_that_cannot_be_set));
+                     TEST(test_affinities_that_cannot_be_set), TEST(test_waking_is_measured));
 }
 #else
 int main(void) { return 0; }

@@ -235,6 +235,7 @@ typedef struct direct_turns {
     uint32_t listed, listed_lines; /* rows (with tiles: segments) and lines so far */
     direct_ahead ahead;
     int in_pairs;        /* with tiles: V as bf16 is interleaved */
+    int near;            /* with tiles: rows are prefetched into the first-level cache */
     const task *pending; /* with tiles: the task and keys whose scores are not stored yet */
     int32_t pending_key, pending_c;
     task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];

@@ -104,18 +104,29 @@ INLINE void direct_softmax(const task *t, const uint32_t dtype, int32_t r) {
 #endif
 }
 
+/* Copies `count` scales that lie `stride` bytes apart, times `unit`. */
+static void copy_scales(const char *at, int64_t stride, int32_t count, float unit, float *out) {
+    int32_t i = 0;
+#if VL == 16 && defined(__AVX512F__)
+    if (stride >= 0 && stride <= INT32_MAX / 16)
+        for (; i + 16 <= count; i += 16, at += 16 * stride) {
+            const __m512i lane =
+                _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            const __m512i offset = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int32_t)stride));
+            vstore_any(out + i, (vf)_mm512_i32gather_ps(offset, at, 1) * unit);
+        }
+#endif
+    for (; i < count; i++, at += stride) {
+        float scale;
+        memcpy(&scale, at, sizeof scale);
+        out[i] = scale * unit;
+    }
+}
+
 static void direct_scales(const task *t, const cpu_run *run, direct_rows *rows) {
     const float unit = DIRECT_PAIRS ? 1.0f : code_scale(t->launch->kv_dtype);
-    const char *k_at = run->k_scale, *v_at = run->v_scale;
-    const int64_t k_stride = t->k_scale_stride, v_stride = t->v_scale_stride;
-    float *k_scale = rows->k_scale + run->at, *v_scale = rows->v_scale + run->at;
-    for (int32_t i = 0; i < run->count; i++, k_at += k_stride, v_at += v_stride) {
-        float k, v;
-        memcpy(&k, k_at, sizeof k);
-        memcpy(&v, v_at, sizeof v);
-        k_scale[i] = k * unit;
-        v_scale[i] = v * unit;
-    }
+    copy_scales(run->k_scale, t->k_scale_stride, run->count, unit, rows->k_scale + run->at);
+    copy_scales(run->v_scale, t->v_scale_stride, run->count, unit, rows->v_scale + run->at);
 }
 
 static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
@@ -319,6 +330,7 @@ static void direct_rounds(direct_turns *turns) {
 #if DIRECT_PAIRS
     if (any->launch->kv_dtype >= TESS_F8E4M3) direct_fill_table(turns, any->launch->kv_dtype);
 #endif
+    turns->near = any->launch->kv_dtype == TESS_I8;
     turns->listed = turns->listed_lines = 0;
     turns->ahead = (direct_ahead){.line = NULL};
     turns->pending = NULL;

@@ -19,7 +19,8 @@ enum {
     TILE_GROUP = 16,            /* rows of a tile */
     TURN_KEYS = 2 * TILE_GROUP, /* keys whose scores are summed together */
     VALUE_TILES = 2,            /* tiles of weights whose keys are added to O together */
-    AHEAD_LINES = 64,           /* prefetched ahead of the products, at least */
+    AHEAD_LINES = 576,          /* prefetched ahead of the products */
+    NEAR_LINES = 256,           /* the same for int8, into the first level */
     DIGITS = 3,
     /* bits below the leading one of a row's largest number */
     QUERY_BITS = 21,
@@ -73,7 +74,7 @@ INLINE int direct_keys(const uint32_t dtype) {
 }
 INLINE int32_t direct_value_keys(uint32_t dtype, int32_t row_bytes) {
     (void)row_bytes;
-    return (dtype == TESS_BF16 ? 2 : 1) * VALUE_TILES * tile_keys(dtype);
+    return dtype == TESS_BF16 ? TURN_KEYS : VALUE_TILES * tile_keys(dtype);
 }
 
 /* Floats of Q of a task. */
@@ -88,6 +89,18 @@ INLINE void mark_in_step(direct_rows *rows, int32_t at, int32_t count) {
 }
 
 /* ------------------------------------------------------------------ loads */
+
+/* Prefetches `lines` lines, up to four. int8 takes longer to multiply than to read: it is loaded
+ * from the first level then, which takes less than from the second. */
+INLINE void prefetch_lines(const char *line, const int lines, int near) {
+    UNROLL
+    for (int n = 0; n < lines; n++) {
+        if (near)
+            __builtin_prefetch(line + 64 * n, 0, 3);
+        else
+            __builtin_prefetch(line + 64 * n, 0, 2);
+    }
+}
 
 /* Prefetches the next `count` lines of what is listed, or up to three more. */
 INLINE void direct_prefetch(direct_turns *turns, int32_t count) {
@@ -109,12 +122,10 @@ INLINE void direct_prefetch(direct_turns *turns, int32_t count) {
             if (--ahead->rows > 0) ahead->row += ahead->stride;
         }
         const int at_once = lines % 4 == 0 ? 4 : 1;
-        __builtin_prefetch(line, 0, 2);
-        if (at_once == 4) {
-            __builtin_prefetch(line + 64, 0, 2);
-            __builtin_prefetch(line + 128, 0, 2);
-            __builtin_prefetch(line + 192, 0, 2);
-        }
+        if (at_once == 4)
+            prefetch_lines(line, 4, turns->near);
+        else
+            prefetch_lines(line, 1, turns->near);
         line += 64 * at_once;
         lines -= at_once;
         done += at_once;
@@ -285,11 +296,11 @@ INLINE void stage_values(const task *t, const uint32_t dtype, int32_t first, int
     }
 }
 
-/* Prefetches ahead of the chunk whose lines are listed from `begin` on: half of one round of all
- * tasks, and some more. With a longer lead, products wait when a job begins. */
+/* Prefetches ahead of the chunk whose lines are listed from `begin` on. With a longer lead,
+ * products wait when a job begins. */
 static void direct_catch_up(direct_turns *turns, direct_mark begin, int32_t row_bytes) {
-    const uint32_t apart = (uint32_t)(turns->n * turns->value_keys * turns->row_lines);
-    const int32_t count = (int32_t)(begin.lines + apart / 2 + AHEAD_LINES - turns->ahead.done);
+    const uint32_t ahead = turns->near ? NEAR_LINES : AHEAD_LINES;
+    const int32_t count = (int32_t)(begin.lines + ahead - turns->ahead.done);
     (void)row_bytes;
     if (count > 0) direct_prefetch(turns, count);
 }
