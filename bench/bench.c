@@ -256,6 +256,7 @@ static void describe_run(bench_report *r, const bench_arguments *a) {
     snprintf(r->compiler, sizeof r->compiler, "gcc %s", __VERSION__);
 #endif
     snprintf(r->build, sizeof r->build, "%s", TESSERA_BUILD_TYPE);
+    snprintf(r->commit, sizeof r->commit, "%s", TESSERA_COMMIT);
     r->budget_seconds = a->run.budget;
 }
 

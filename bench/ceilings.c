@@ -19,8 +19,12 @@
 #include "stats.h"
 
 enum { GEMM_SIZE = 2048, GEMM_SMALL = 1024, GEMM_LARGE = 4096, MIN_SAMPLES = 3, MAX_SAMPLES = 16 };
+enum { AGAIN_COPIES = 5 }; /* in another round */
+static const double AGAIN_SECONDS = 0.2;
+/* After so many seconds of a device, on a busy machine, its loops alone follow. */
+static const double MOST_FOR_LIBRARIES = 15;
 /* seconds of one product of GEMM_SIZE */
-static const double FAST_PRODUCT = 10e-3, SLOW_PRODUCT = 0.4;
+static const double FAST_PRODUCT = 20e-3, SLOW_PRODUCT = 0.4;
 
 /* Kinds of jobs. */
 enum { CPU_COPY, CPU_READ, CPU_PRODUCTS, GPU_ALL };
@@ -48,43 +52,43 @@ static void send_ceiling(int out, const bench_ceiling *c) {
     limits_send(out, &m);
 }
 
-static void measure_gemm(int provider, uint32_t dtype, int variant, int threads, double seconds,
-                         int out) {
+/* Returns the seconds of a product; 0: there is none. */
+static double measure_gemm(int provider, uint32_t dtype, int variant, int64_t n, int threads,
+                           double seconds, int out) {
+    const int own = gemm_provider_is_own(provider);
     char reason[256];
-    int64_t n = GEMM_SIZE;
     gemm *g = gemm_open(provider, dtype, variant, n, threads, reason, sizeof reason);
-    if (!g) return;
-    if (gemm_run(g) != 0) return; /* first use: code generation, page faults */
+    if (!g) return 0;
+    if (gemm_run(g) != 0) return 0; /* first use: code generation, page faults */
     double start = clock_now();
-    if (gemm_run(g) != 0) return;
-    double one = clock_now() - start;
-    /* A product that is over in no time says little about a many-core machine, and a slow one would
-     * eat the time of the others. */
-    int64_t better = one > SLOW_PRODUCT ? GEMM_SMALL : one < FAST_PRODUCT ? GEMM_LARGE : n;
-    if (better != n && !gemm_provider_is_own(provider)) {
+    if (gemm_run(g) != 0) return 0;
+    const double one = clock_now() - start;
+    /* A slow product would eat the time of the others. */
+    if (one > SLOW_PRODUCT && n > GEMM_SMALL && !own) {
         gemm_close(g);
-        g = gemm_open(provider, dtype, variant, better, threads, reason, sizeof reason);
-        if (!g || gemm_run(g) != 0) return;
-        n = better;
+        return measure_gemm(provider, dtype, variant, GEMM_SMALL, threads, seconds, out);
     }
     bench_ceiling c = {.unit = BENCH_GEMM,
                        .dtype = dtype,
-                       .size = n,
+                       .size = own ? 0 : n,
                        .threads = threads,
-                       .own_loop = gemm_provider_is_own(provider)};
+                       .own_loop = own,
+                       .provider = provider,
+                       .variant = variant};
     snprintf(c.library, sizeof c.library, "%s", gemm_library(g));
     snprintf(c.method, sizeof c.method, "%s", gemm_method(g));
     start = clock_now();
     while (c.n_samples < MIN_SAMPLES ||
            (c.n_samples < MAX_SAMPLES && clock_now() - start < seconds)) {
         double t = clock_now();
-        if (gemm_run(g) != 0) return;
+        if (gemm_run(g) != 0) return 0;
         c.samples[c.n_samples++] = clock_now() - t;
     }
-    if (!gemm_check(g)) return; /* a wrong product is no ceiling */
+    if (!gemm_check(g)) return 0; /* a wrong product is no ceiling */
     finish(&c, gemm_flops(g));
     send_ceiling(out, &c);
     gemm_close(g);
+    return own ? INFINITY : one;
 }
 
 typedef struct copy_work {
@@ -111,7 +115,7 @@ static void *copy_thread(void *argument) {
 }
 
 /* Failures end the child, and its memory goes with it. */
-static void measure_copy(int reads, int threads, int out) {
+static void measure_copy(int reads, int n_samples, int threads, int out) {
     /* Several times the last cache, so that the copy is about memory, yet small enough to touch
      * quickly. */
     uint64_t bytes = 4 * machine_cache_bytes(3), memory = machine_memory_bytes();
@@ -133,15 +137,15 @@ static void measure_copy(int reads, int threads, int out) {
     snprintf(c.method, sizeof c.method,
              reads ? "sum of words of 64 bits" : "memcpy, read + written bytes");
     for (int t = 0; t < threads; t++) {
-        works[t] = (copy_work){&barrier, NULL, NULL, share, MAX_SAMPLES + 1, reads};
+        works[t] = (copy_work){&barrier, NULL, NULL, share, n_samples + 1, reads};
         void *to = NULL, *from = NULL;
         if (posix_memalign(&to, 4096, share) != 0 || posix_memalign(&from, 4096, share) != 0)
             _exit(1);
         works[t].to = to;
         works[t].from = from;
-        if (pthread_create(&ids[t], NULL, copy_thread, &works[t]) != 0) _exit(1);
+        if (machine_thread(&ids[t], t, copy_thread, &works[t]) != 0) _exit(1);
     }
-    for (int i = 0; i <= MAX_SAMPLES; i++) {
+    for (int i = 0; i <= n_samples; i++) {
         pthread_barrier_wait(&barrier);
         double start = clock_now();
         pthread_barrier_wait(&barrier);
@@ -162,9 +166,22 @@ static void note_on_gpu(void *user, const char *text) {
 
 static void measure_products(const limits_job *job, int out) {
     static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
+    const bench_ceiling *again = &job->again;
+    if (again->rate > 0) {
+        measure_gemm(job->provider, again->dtype, again->variant,
+                     again->size ? again->size : GEMM_SIZE, job->threads, job->seconds, out);
+        return;
+    }
     for (int i = 0; i < 3; i++)
-        for (int variant = 0; variant < 2 && !(job->known >> dtypes[i] & 1); variant++)
-            measure_gemm(job->provider, dtypes[i], variant, job->threads, job->seconds / 6, out);
+        for (int variant = 0; variant < 2; variant++) {
+            const double part = job->seconds / 6,
+                         one = measure_gemm(job->provider, dtypes[i], variant, GEMM_SIZE,
+                                            job->threads, part, out);
+            /* One that is over soon says little about a machine of many cores. */
+            if (one > 0 && one < FAST_PRODUCT)
+                measure_gemm(job->provider, dtypes[i], variant, GEMM_LARGE, job->threads, part,
+                             out);
+        }
 }
 
 static void child_main(const limits_job *job, int out) {
@@ -175,13 +192,16 @@ static void child_main(const limits_job *job, int out) {
                                             "MKL_NUM_THREADS", "BLIS_NUM_THREADS"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) setenv(variables[i], text, 1);
     setenv("OMP_DYNAMIC", "false", 1);
+    setenv("OMP_PLACES", "threads", 1); /* a CPU for each, as loops and kernels have it */
+    setenv("OMP_PROC_BIND", "true", 1);
     const gpu_sink sink = {found_on_gpu, note_on_gpu, &out};
     if (job->kind == GPU_ALL)
         gpu_limits(&job->device, job->seconds, &sink);
     else if (job->kind == CPU_PRODUCTS)
         measure_products(job, out);
     else
-        measure_copy(job->kind == CPU_READ, job->threads, out);
+        measure_copy(job->kind == CPU_READ, job->again.rate > 0 ? AGAIN_COPIES : MAX_SAMPLES,
+                     job->threads, out);
 }
 
 /* ------------------------------------------------------------------ in the parent */
@@ -220,21 +240,27 @@ static int run_job(limits_server *s, bench_device *d, limits_job *job) {
     return t.failed;
 }
 
+/* Notes what a round showed; the best one stays. */
+static void take_round(void *user, const limits_message *m) {
+    bench_ceiling *c = user;
+    const bench_ceiling *next = &m->ceiling;
+    if (!(next->rate > 0) || c->n_rounds == BENCH_MAX_ROUNDS) return;
+    c->rounds[c->n_rounds++] = next->rate;
+    if (next->rate <= c->rate) return;
+    c->rate = next->rate;
+    c->best = next->best;
+    c->n_samples = next->n_samples;
+    memcpy(c->samples, next->samples, sizeof c->samples);
+}
+
 static int any_of(const bench_device *d, int unit) {
     for (int i = 0; i < d->n_ceilings; i++)
         if (d->ceilings[i].unit == unit) return 1;
     return 0;
 }
 
-/* Types that have a product, a bit each. */
-static int types_of_products(const bench_device *d) {
-    int types = 0;
-    for (int i = 0; i < d->n_ceilings; i++)
-        if (d->ceilings[i].unit == BENCH_GEMM) types |= 1 << d->ceilings[i].dtype;
-    return types;
-}
-
 static int measure_cpu(limits_server *s, bench_device *d, int threads, double seconds) {
+    const double start = clock_now();
     limits_job job = {.kind = CPU_COPY, .threads = threads, .seconds = seconds / 4};
     snprintf(job.name, sizeof job.name, "the copy");
     int status = run_job(s, d, &job);
@@ -242,11 +268,14 @@ static int measure_cpu(limits_server *s, bench_device *d, int threads, double se
     snprintf(job.name, sizeof job.name, "reading");
     if (status == 0) status = run_job(s, d, &job);
     for (int p = 0; p < GEMM_PROVIDERS && status == 0 && !clock_interrupted(); p++) {
-        job = (limits_job){.kind = CPU_PRODUCTS,
-                           .provider = p,
-                           .threads = threads,
-                           .seconds = seconds / 3,
-                           .known = gemm_provider_is_own(p) ? types_of_products(d) : 0};
+        if (!gemm_provider_is_own(p) && clock_now() - start > MOST_FOR_LIBRARIES) {
+            char text[64];
+            snprintf(text, sizeof text, "no time for %s", gemm_provider_name(p));
+            note(d, text);
+            continue;
+        }
+        job = (limits_job){
+            .kind = CPU_PRODUCTS, .provider = p, .threads = threads, .seconds = seconds / 3};
         snprintf(job.name, sizeof job.name, "%s", gemm_provider_name(p));
         status = run_job(s, d, &job);
     }
@@ -254,6 +283,52 @@ static int measure_cpu(limits_server *s, bench_device *d, int threads, double se
 }
 
 static int is_gpu(const bench_device *d) { return strcmp(d->kind, "gpu") == 0; }
+
+/* The best product of each type, the copy and the read: what shares may refer to. */
+static int counts(const bench_device *d, int i) {
+    const bench_ceiling *c = &d->ceilings[i];
+    for (int k = 0; k < d->n_ceilings; k++) {
+        const bench_ceiling *o = &d->ceilings[k];
+        if (o->unit == c->unit && (c->unit != BENCH_GEMM || o->dtype == c->dtype) &&
+            (o->rate > c->rate || (o->rate == c->rate && k < i)))
+            return 0;
+    }
+    return 1;
+}
+
+/* The largest of what the rounds of any limit differ by. */
+static int find_drift(bench_device *d) {
+    d->drift = NAN;
+    for (int i = 0; i < d->n_ceilings; i++) {
+        const bench_ceiling *c = &d->ceilings[i];
+        stats_summary rounds;
+        if (c->n_rounds < 2) continue;
+        if (stats_summarize(c->rounds, (size_t)c->n_rounds, &rounds) != 0) return -1;
+        if (!(d->drift >= rounds.spread)) d->drift = rounds.spread;
+        if (d->rounds < c->n_rounds) d->rounds = c->n_rounds;
+    }
+    return 0;
+}
+
+int ceilings_again(limits_server *s, bench_device *d) {
+    if (!s || is_gpu(d)) return 0;
+    for (int i = 0; i < d->n_ceilings && !clock_interrupted(); i++) {
+        bench_ceiling *c = &d->ceilings[i];
+        if (!c->n_rounds && !counts(d, i)) continue;
+        if (!c->n_rounds) c->rounds[c->n_rounds++] = c->rate;
+        limits_job job = {.kind = c->unit == BENCH_GEMM   ? CPU_PRODUCTS
+                                  : c->unit == BENCH_COPY ? CPU_COPY
+                                                          : CPU_READ,
+                          .provider = c->provider,
+                          .threads = c->threads,
+                          .again = *c,
+                          .seconds = AGAIN_SECONDS,
+                          .limit = 20};
+        snprintf(job.name, sizeof job.name, "another round of %.30s", c->library);
+        if (limits_run(s, &job, take_round, c) != 0) break;
+    }
+    return find_drift(d);
+}
 
 /* Whether a device before this one is the same GPU. */
 static int is_known(const bench_report *r, int index) {

@@ -22,4 +22,9 @@ void ceilings_identify(bench_device *d);
 int ceilings_measure(limits_server *s, bench_report *r, double seconds,
                      void (*tell)(void *user, const char *text), void *user);
 
+/* Another round of the limits of a CPU, or of a device that it emulates, between its problems:
+ * other work may have slowed the first one down. The best round counts as the limit, and what
+ * rounds differ by as the device's drift. Returns -1 when out of memory; GPUs have one round. */
+int ceilings_again(limits_server *s, bench_device *d);
+
 #endif

@@ -19,6 +19,11 @@ double clock_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+void clock_rest(double seconds) {
+    const struct timespec t = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    nanosleep(&t, NULL);
+}
+
 /* The first signal asks for an end with results, and one that comes later for an end at once. */
 static void on_signal(int number) {
     const long long now = (long long)(1e3 * clock_now()) + 1;

@@ -4,6 +4,7 @@
 #define TESSERA_BENCH_CLOCK_H
 
 double clock_now(void); /* seconds on a clock that never jumps */
+void clock_rest(double seconds);
 
 /* From now on the first Ctrl-C (or SIGTERM) is noted, and one that comes a second later or more
  * ends the process as usual. */

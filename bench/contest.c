@@ -17,9 +17,9 @@
 
 enum { MIN_ROUNDS = 3, GOOD_ROUNDS = 7, MOST_RUNS = 64 };
 static const double GPU_WARM_UP = 0.1, CPU_WARM_UP = 0.03;
-/* A GPU that has rested raises its clock while work goes on, in steps of up to 0.2 s. It is warm
- * when its clock is that near to the highest one, or has not risen for a while. */
-static const double AWAKE = 0.75, STEADY = 0.25, GPU_WARM_UP_MOST = 1.5, LOOK_EVERY = 0.02;
+/* A GPU that has rested raises its clock while work goes on, in steps, some longer than 0.25 s. It
+ * is warm when its clock is that near to the highest one, or has not risen for a while. */
+static const double AWAKE = 0.75, STEADY = 0.5, GPU_WARM_UP_MOST = 2, LOOK_EVERY = 0.02;
 /* No run just to warm up is worth that much. */
 static const double SLOW_RUN = 1.0, SLOW_AGAIN = 0.3;
 /* Runs of a sample together take so long at least, where they are short. */

@@ -37,6 +37,11 @@ static int related(const fixed *x, int i, int j) {
            (x->twins[i][0] && strcmp(x->twins[i], x->twins[j]) == 0);
 }
 
+/* Seconds that a line may take, with so many left. */
+static double may_take(const fixed *x, double rest) {
+    return fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
+}
+
 /* Whether a line fits the time. Otherwise it is postponed, and the second time it becomes a result
  * without numbers. Returns -1 when out of memory. */
 static int admit(fixed *x, int i, double already, double *need, double *first_plan) {
@@ -47,11 +52,25 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
     bench_result shape;
     memset(&shape, 0, sizeof shape);
     measure_describe(l->line, &shape);
-    session_find_speed(s, shape.dtype);
+    double rest = session_rest(s) - already, most = may_take(x, rest);
+    const double compiling = session_foretell_compiling(s, &shape);
+    if (compiling > (x->again ? rest : most)) {
+        x->needs[i] = compiling;
+        if (!x->again) return POSTPONED;
+        memset(&f, 0, sizeof f);
+        f.seconds = compiling;
+        f.run = f.ideal = NAN;
+        snprintf(f.why, sizeof f.why,
+                 "its kernels would take about %s to compile, %s are left for it",
+                 text_seconds(would, sizeof would, compiling),
+                 text_seconds(may, sizeof may, fmax(rest, 0)));
+        return session_skip(s, l->family, l->line, BENCH_SLOW, &f) ? -1 : 0;
+    }
+    if (!shape.decode) session_find_speed(s, shape.dtype);
     session_foretell(s, l->line, &f);
     if (!f.planned) return session_skip(s, l->family, l->line, BENCH_REFUSED, &f) ? -1 : 0;
-    const double rest = s->deadline + s->compiling - clock_now() - already,
-                 most = fmax(fmin(fmax(MOST_OF_REST * rest, 2 * rest / x->left), rest), 0);
+    rest = session_rest(s) - already;
+    most = may_take(x, rest);
     *need = x->needs[i] = f.seconds;
     *first_plan = f.first_plan;
     if (f.seconds <= (x->again ? rest : most)) return 1;
@@ -80,8 +99,7 @@ static int run_group(fixed *x, int first) {
         entries[n++] = (session_entry){x->lines[i].family, x->lines[i].line, first_plan};
     }
     if (status < 0) return -1;
-    const double rest = s->deadline + s->compiling - clock_now(),
-                 part = fmax(rest, 0) / (x->left + n + 1),
+    const double rest = session_rest(s), part = fmax(rest, 0) / (x->left + n + 1),
                  most = strcmp(s->report->devices[s->index].kind, "gpu") == 0 ? GPU_SECONDS
                                                                               : CPU_SECONDS;
     status = session_measure(s, entries, n, 0, fmin(fmax(part / 4, 0.05), most),

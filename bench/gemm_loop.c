@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An outer-product micro-kernel like the inner loop of any BLAS: a few rows of A against two
- * vectors of B, sums in registers, operands in the first cache. The tile is as large as the
- * registers of each instruction set allow, so the rate is close to what the multipliers can do.
+ * vectors of B, sums in registers from the first repetition to the last, operands in the first
+ * cache. The tile is as large as the registers of each instruction set allow, so the rate is close
+ * to what the multipliers can do.
  */
 #include "gemm_loop.h"
 
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 
 #include "gemm_loop_bf16.h"
+#include "machine.h"
 
 enum { DEPTH = 128, REPEAT = 40000, MAX_ROWS = 12, MAX_COLUMNS = 32 };
 
@@ -28,27 +30,27 @@ typedef struct panel {
 
 /* Defines a kernel of ROWS x 2 vectors. One body for all instruction sets; only the vector's width
  * and the number of rows differ. */
-#define DEFINE_KERNEL(name, attributes, vector, ROWS)                                      \
-    attributes static void name(panel *p, int repeat) {                                    \
-        enum { LANES = sizeof(vector) / sizeof(float) };                                   \
-        for (int r = 0; r < repeat; r++) {                                                 \
-            vector sum[ROWS][2];                                                           \
-            for (int i = 0; i < (ROWS); i++) sum[i][0] = sum[i][1] = (vector){0};          \
-            for (int k = 0; k < DEPTH; k++) {                                              \
-                vector b0 = *(const vector *)(p->b + (size_t)k * 2 * LANES);               \
-                vector b1 = *(const vector *)(p->b + (size_t)k * 2 * LANES + LANES);       \
-                for (int i = 0; i < (ROWS); i++) {                                         \
-                    float a = p->a[k * (ROWS) + i];                                        \
-                    sum[i][0] += a * b0;                                                   \
-                    sum[i][1] += a * b1;                                                   \
-                }                                                                          \
-            }                                                                              \
-            for (int i = 0; i < (ROWS); i++) {                                             \
-                *(vector *)(p->c + (size_t)i * 2 * LANES) = sum[i][0];                     \
-                *(vector *)(p->c + (size_t)i * 2 * LANES + LANES) = sum[i][1];             \
-            }                                                                              \
-            __asm__ volatile("" : : "r"(p) : "memory"); /* each repetition is real work */ \
-        }                                                                                  \
+#define DEFINE_KERNEL(name, attributes, vector, ROWS)                                \
+    attributes static void name(panel *p, int repeat) {                              \
+        enum { LANES = sizeof(vector) / sizeof(float) };                             \
+        vector sum[ROWS][2];                                                         \
+        for (int i = 0; i < (ROWS); i++) sum[i][0] = sum[i][1] = (vector){0};        \
+        for (int r = 0; r < repeat; r++) {                                           \
+            for (int k = 0; k < DEPTH; k++) {                                        \
+                vector b0 = *(const vector *)(p->b + (size_t)k * 2 * LANES);         \
+                vector b1 = *(const vector *)(p->b + (size_t)k * 2 * LANES + LANES); \
+                for (int i = 0; i < (ROWS); i++) {                                   \
+                    float a = p->a[k * (ROWS) + i];                                  \
+                    sum[i][0] += a * b0;                                             \
+                    sum[i][1] += a * b1;                                             \
+                }                                                                    \
+            }                                                                        \
+        }                                                                            \
+        for (int i = 0; i < (ROWS); i++) {                                           \
+            *(vector *)(p->c + (size_t)i * 2 * LANES) = sum[i][0];                   \
+            *(vector *)(p->c + (size_t)i * 2 * LANES + LANES) = sum[i][1];           \
+        }                                                                            \
+        __asm__ volatile("" : : "r"(p) : "memory"); /* all sums are wanted  */       \
     }
 
 #if defined(__x86_64__)
@@ -134,12 +136,8 @@ int gemm_loop_run(gemm_loop *loop) {
     int started = 0, failed = !threads || !works;
     for (int t = 0; t < loop->threads && !failed; t++) {
         works[t] = (work){loop, &loop->panels[t]};
-        if (t + 1 == loop->threads)
-            thread_main(&works[t]);
-        else if (pthread_create(&threads[t], NULL, thread_main, &works[t]) == 0)
-            started++;
-        else
-            failed = 1;
+        failed = machine_thread(&threads[t], t, thread_main, &works[t]) != 0;
+        started += !failed;
     }
     for (int t = 0; t < started; t++) pthread_join(threads[t], NULL);
     free(threads);

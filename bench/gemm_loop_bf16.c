@@ -23,11 +23,11 @@ __attribute__((target("amx-tile,amx-bf16"))) static void run_amx(char *x, int re
         uint8_t rows[16];
     } shape = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&shape);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (int r = 0; r < repeat; r++) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
         for (int k = 0; k < STEPS; k++) {
             const char *at = x + (ptrdiff_t)k * 4 * TILE;
             _tile_loadd(4, at, 64);
@@ -45,9 +45,9 @@ __attribute__((target("amx-tile,amx-bf16"))) static void run_amx(char *x, int re
 }
 
 __attribute__((target("avx512f,avx512bf16"))) static void run_avx512(char *x, int repeat) {
+    __m512 sum[ROWS][2];
+    for (int i = 0; i < ROWS; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
     for (int r = 0; r < repeat; r++) {
-        __m512 sum[ROWS][2];
-        for (int i = 0; i < ROWS; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
         for (int k = 0; k < DEPTH; k++) {
             const char *b = x + (ptrdiff_t)k * 128;
             const __m512bh b0 = (__m512bh)_mm512_load_si512(b),
@@ -59,12 +59,13 @@ __attribute__((target("avx512f,avx512bf16"))) static void run_avx512(char *x, in
                 sum[i][1] = _mm512_dpbf16_ps(sum[i][1], pair, b1);
             }
         }
-        for (int i = 0; i < ROWS; i++) {
-            _mm512_store_ps(x + DEPTH * 128 + i * 128, sum[i][0]);
-            _mm512_store_ps(x + DEPTH * 128 + i * 128 + 64, sum[i][1]);
-        }
         __asm__ volatile("" : : "r"(x) : "memory");
     }
+    for (int i = 0; i < ROWS; i++) {
+        _mm512_store_ps(x + DEPTH * 128 + i * 128, sum[i][0]);
+        _mm512_store_ps(x + DEPTH * 128 + i * 128 + 64, sum[i][1]);
+    }
+    __asm__ volatile("" : : "r"(x) : "memory");
 }
 
 static int has_amx(void) {

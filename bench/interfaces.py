@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Vulkan and OpenCL cost beside CUDA on one NVIDIA GPU, apart from the kernels' own rates.
+"""What Vulkan and OpenCL cost beside CUDA on one NVIDIA GPU, and their kernels' rates.
 
     python3 bench/interfaces.py --library build/release/libtessera.so [--only PART,...]
-        [--rounds 15] [--runs 5] [--kernels NAME,...] [--shim FOLDER] [--json F] [--dry]
+        [--rounds 15] [--runs 5] [--kernels NAME,...] [--problems DIM:TYPE,...] [--shim FOLDER]
+        [--json F] [--dry]
 
+rates   The kernels for matrix units, and the portable ones, on dense, S2 and windowed problems, in
+        turns (interfaces_rates.py).
 copies  tess_copy within a device, of 16, 256 and 1,500 MiB, read back and compared. The backends
         take turns in one process.
 plans   tess_plan_create for 131,072 jobs of the portable kernel, in turns as well.
@@ -14,8 +17,8 @@ check   What a self-check adds to that. The kernels for NVIDIA's tensor cores do
         themselves there, so --shim names the folder of the library that stands in for Vulkan's
         loader in the tests (build/release/tests/vulkan/shim), which tells another vendor.
 
---kernels is for `first`: vulkan/coopmat,opencl/nv_mma. --dry runs all parts in small on the CPU;
-its figures mean nothing.
+--kernels is for `first`: vulkan/coopmat,opencl/nv_mma. --problems is for `first` and `check`:
+128:bf16,64:fp16. --dry runs all parts in small on the CPU; its figures mean nothing.
 """
 
 import argparse
@@ -31,10 +34,11 @@ import sys
 import tempfile
 import time
 
+import interfaces_rates
 from peers_turns import Bars, on_host, ratio, turns, write_json
 from tessera_ctypes import DENSE, HOST, Buffer, Tessera, pattern, u64
 
-PARTS = "copies", "plans", "first", "check"
+PARTS = "rates", "copies", "plans", "first", "check"
 BACKENDS = "cuda", "vulkan", "opencl"  # the first one is what the others are compared with
 SIZES = 16, 256, 1500  # MiB
 WARM_UP = 0.5  # seconds; a GPU's clocks rise for so long
@@ -135,6 +139,9 @@ class Bench(Bars):
 
         return measured
 
+    def rates(self):
+        interfaces_rates.rates(self)
+
     def copies(self):
         for size in (1,) if self.options.dry else SIZES:
             part = random.Random(1).randbytes(1 << 20)
@@ -196,11 +203,16 @@ class Bench(Bars):
         self.show(f"{title}, cached, largest", max(both), "ms")
         self.show(f"{title}, without the driver's cache", max(own), "ms")
 
+    def wanted(self, problems):
+        """Those that --problems names."""
+        names = self.options.problems
+        return [each for each in problems if not names or "%d:%s" % each in names.split(",")]
+
     def first(self):
         for kernel, (problems, cold, cached) in (DRY_FIRST if self.options.dry else FIRST).items():
             if self.options.kernels and kernel not in self.options.kernels.split(","):
                 continue
-            for problem in problems:
+            for problem in self.wanted(problems):
                 try:
                     self.first_of(kernel, problem, cold, cached)
                 except RuntimeError as error:
@@ -216,7 +228,7 @@ class Bench(Bars):
             "TESSERA_TEST_VULKAN_LIMITS": OTHER_VENDOR,
             "TESSERA_VERBOSE": "dispatch",
         }
-        for problem in FIRST["vulkan/coopmat"][0]:
+        for problem in self.wanted(FIRST["vulkan/coopmat"][0]):
             with tempfile.TemporaryDirectory() as folder:
                 words = folder, "vulkan/coopmat", problem, environment
                 self.child(*words)
@@ -244,6 +256,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--kernels")
+    parser.add_argument("--problems")
     parser.add_argument("--shim")
     parser.add_argument("--json")
     parser.add_argument("--dry", action="store_true")

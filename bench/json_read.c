@@ -143,6 +143,7 @@ static void read_machine(reader *r, const cJSON *o, bench_machine *x) {
 static void read_library(reader *r, const cJSON *root, bench_report *out) {
     const cJSON *o = member(r, root, "library", 0);
     get_text(r, o, "version", 0, out->library_version, sizeof out->library_version);
+    get_text(r, o, "commit", 0, out->commit, sizeof out->commit);
     get_text(r, o, "compiler", 0, out->compiler, sizeof out->compiler);
     get_text(r, o, "build", 0, out->build, sizeof out->build);
     cJSON_ArrayForEach(o, member(r, root, "settings", 0)) {
@@ -183,6 +184,8 @@ static void read_device(reader *r, const cJSON *o, bench_device *x, int index) {
     DEVICE_TEXTS(TEXT)
     x->compute_units = (uint32_t)get_int(r, o, "compute_units", 0, 0, 1 << 24);
     COUNT(memory_bytes)
+    x->drift = get_number(r, o, "drift", 0, 0, 1e6, NAN);
+    x->rounds = get_int(r, o, "rounds", 0, 0, 1 << 20);
     cJSON_ArrayForEach(item, member(r, o, "ceilings", 0)) {
         bench_ceiling *c = n < MAX_ITEMS ? device_add_ceiling(x) : NULL;
         snprintf(r->at, sizeof r->at, "devices[%d].ceilings[%d]", index, n++);

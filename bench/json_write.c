@@ -86,6 +86,7 @@ static void write_library(cJSON *root, const bench_report *r) {
     cJSON *o = cJSON_AddObjectToObject(root, "library");
     check(o);
     text(o, "version", r->library_version);
+    if (r->commit[0]) text(o, "commit", r->commit);
     text(o, "compiler", r->compiler);
     text(o, "build", r->build);
 }
@@ -107,6 +108,10 @@ static void write_device(cJSON *o, const bench_device *x) {
     DEVICE_TEXTS(TEXT)
     NUMBER(compute_units)
     NUMBER(memory_bytes)
+    if (x->rounds) {
+        NUMBER(drift)
+        NUMBER(rounds)
+    }
     cJSON *ceilings = cJSON_AddArrayToObject(o, "ceilings");
     check(ceilings);
     for (int i = 0; i < x->n_ceilings; i++) write_ceiling(array_item(ceilings), &x->ceilings[i]);
@@ -196,6 +201,7 @@ static void write_result(cJSON *o, const bench_result *x) {
     RESULT_DERIVED(NUMBER)
     boolean(o, "noisy", x->noisy);
     boolean(o, "suspect", x->suspect);
+    boolean(o, "above_limit", x->above_limit);
 }
 
 /* Closes the object with the checksum of all that stands before. */

@@ -2,6 +2,7 @@
 #include "machine.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,4 +126,29 @@ void machine_describe(bench_machine *m) {
     m->memory_bytes = machine_memory_bytes();
     m->l2_bytes = machine_cache_bytes(2);
     m->l3_bytes = machine_cache_bytes(3);
+}
+
+#ifdef __linux__
+/* The new thread begins where it stays: one that moved away by itself would first wait for its turn
+ * on the CPU of whoever made it. */
+static void pin(pthread_attr_t *attributes, int thread) {
+    cpu_set_t allowed, own;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) == 0) return;
+    int left = thread % CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && left-- == 0) CPU_SET(cpu, &own);
+    pthread_attr_setaffinity_np(attributes, sizeof own, &own);
+}
+#else
+static void pin(pthread_attr_t *attributes, int thread) { (void)attributes, (void)thread; }
+#endif
+
+int machine_thread(pthread_t *id, int thread, void *(*work)(void *), void *of) {
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return -1;
+    pin(&attributes, thread);
+    const int status = pthread_create(id, &attributes, work, of);
+    pthread_attr_destroy(&attributes);
+    return status == 0 ? 0 : -1;
 }

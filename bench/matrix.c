@@ -329,9 +329,11 @@ const matrix_cell *matrix_at(const matrix *m, int row, int column) {
 matrix_ratio matrix_compare(const bench_result *x, const bench_result *than) {
     matrix_ratio r;
     r.value = than->median / x->median;
-    r.low = x->q3 > 0 ? than->q1 / x->q3 : r.value;
-    r.high = x->q1 > 0 ? than->q3 / x->q1 : r.value;
-    r.same = (x->q1 <= than->q3 && than->q1 <= x->q3) || fabs(r.value - 1) <= MATRIX_SAME;
+    /* What else drifted by so much may have moved either; a peer ran right beside. */
+    const double drift = strcmp(x->peer, than->peer) == 0 ? 1 + fmax(x->drift, than->drift) : 1;
+    r.low = (x->q3 > 0 ? than->q1 / x->q3 : r.value) / drift;
+    r.high = (x->q1 > 0 ? than->q3 / x->q1 : r.value) * drift;
+    r.same = (r.low <= 1 && r.high >= 1) || fabs(r.value - 1) <= MATRIX_SAME;
     return r;
 }
 

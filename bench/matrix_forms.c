@@ -15,17 +15,18 @@ static const char legend[] =
     "Median times; the share is of the limit measured on that device: products, or memory for "
     "decode.\n* fastest of its row, = no difference from the fastest (quartile ranges overlap, or "
     "within 2%),\n! the quartiles lie more than 10% apart, or the GPU's clock rose by as much, ? "
-    "faster\nthan ideal by more than the spread.\n";
+    "faster\nthan ideal, or than the limit, by more than the spread.\n";
 
 /* ------------------------------------------------------------------ lines */
 
 void matrix_file_line(const matrix *m, int file, char *text, size_t size) {
     const bench_report *r = m->reports[file];
-    char shown[TEXT_PATH], letter[8] = "";
+    char shown[TEXT_PATH], letter[8] = "", version[128];
     if (m->n_files > 1) snprintf(letter, sizeof letter, "%c = ", 'A' + file);
     snprintf(text, size, "%s%s%sTessera %s, suite %.60s, %.100s, %.100s, %s", letter,
              m->paths[file] ? text_path(shown, m->paths[file]) : "", m->paths[file] ? ": " : "",
-             r->library_version, r->suite, r->machine.cpu, r->machine.os, r->created);
+             report_version(r, version, sizeof version), r->suite, r->machine.cpu, r->machine.os,
+             r->created);
     cli_one_line(text);
 }
 
@@ -113,7 +114,8 @@ static void text_cells(table *t, const matrix *m, const matrix_cell *c) {
     } else {
         table_cell(t, "%s%s%s%s", mark_of(c), text_seconds(a, sizeof a, c->of->median),
                    c->of->noisy ? "!" : "", c->of->suspect ? "?" : "");
-        table_cell(t, "%s", short_percent(b, sizeof b, c->of->limit_share));
+        table_cell(t, "%s%s", short_percent(b, sizeof b, c->of->limit_share),
+                   c->of->above_limit ? "?" : "");
     }
     if (!m->by_base) return;
     if (isfinite(c->ratio.value))
@@ -197,7 +199,8 @@ static void markdown_cell(const matrix *m, const matrix_cell *c, int kind, FILE 
             c->of->noisy ? "!" : "", c->of->suspect ? "?" : "",
             text_rate(b, sizeof b, c->rate, matrix_kind_unit(kind)));
     if (isfinite(c->of->limit_share))
-        fprintf(f, ", %s", short_percent(a, sizeof a, c->of->limit_share));
+        fprintf(f, ", %s%s", short_percent(a, sizeof a, c->of->limit_share),
+                c->of->above_limit ? "?" : "");
     if (m->by_base && isfinite(c->ratio.value))
         fprintf(f, ", %s", matrix_ratio_text(&c->ratio, ratio, sizeof ratio));
 }
@@ -234,8 +237,8 @@ void matrix_markdown_tables(const matrix *m, FILE *f) {
           f);
     fputs(m->by_base ? ", times faster than the base. " : ". ", f);
     fputs("Bold: fastest of its row, or no difference from the fastest; !: quartiles more than 10% "
-          "apart, or the GPU's clock rose by as much; ?: faster than ideal by more than the "
-          "spread.\n\n",
+          "apart, or the GPU's clock rose by as much; ?: faster than ideal, or than the limit, by "
+          "more than the spread.\n\n",
           f);
     lonely_lines(m, "- ", f);
     for (int k = 0; k < m->n_columns; k++) {
@@ -287,7 +290,7 @@ void matrix_csv(const matrix *m, FILE *f) {
     static const char *const places[] = {"", "best", "level"};
     fputs("kind,name,detail,file,device,device_name,backend,peer,status,kernel,median_seconds,"
           "q1_seconds,q3_seconds,rate,rate_unit,limit_share,limit,place,behind,base,ratio,"
-          "ratio_low,ratio_high,no_difference,noisy,suspect,need_seconds,problem\n",
+          "ratio_low,ratio_high,no_difference,noisy,suspect,above_limit,need_seconds,problem\n",
           f);
     for (int i = 0; i < m->n_rows; i++)
         for (int k = 0; k < m->n_columns; k++) {
@@ -319,8 +322,8 @@ void matrix_csv(const matrix *m, FILE *f) {
             csv_number(f, c->ratio.value);
             csv_number(f, c->ratio.low);
             csv_number(f, c->ratio.high);
-            fprintf(f, "%s,%d,%d,", isfinite(c->ratio.value) ? c->ratio.same ? "1" : "0" : "",
-                    ok && x->noisy, ok && x->suspect);
+            fprintf(f, "%s,%d,%d,%d,", isfinite(c->ratio.value) ? c->ratio.same ? "1" : "0" : "",
+                    ok && x->noisy, ok && x->suspect, ok && x->above_limit);
             csv_number(f, x->need_seconds > 0 ? x->need_seconds : NAN);
             csv_last(f, x->line);
             fputc('\n', f);

@@ -168,6 +168,7 @@ static void cell_members(writer *w, const matrix_cell *c) {
     number(w, "spread", x->spread);
     if (x->noisy) truth(w, "noisy", 1);
     if (x->suspect) truth(w, "suspect", 1);
+    if (x->above_limit) truth(w, "above_limit", 1);
     number(w, "rate", c->rate);
     number(w, "limit_share", x->limit_share);
     if (isfinite(x->speedup)) {
@@ -253,6 +254,7 @@ static void file_object(const matrix *m, int i, FILE *f) {
     text(&w, "created", r->created);
     text(&w, "suite", r->suite);
     text(&w, "version", r->library_version);
+    if (r->commit[0]) text(&w, "commit", r->commit);
     text(&w, "cpu", r->machine.cpu);
     text(&w, "os", r->machine.os);
     number(&w, "other_load", r->machine.other_load);

@@ -100,7 +100,7 @@ static void term(FILE *f, const char *name, const char *value) {
 }
 
 static void machine(const bench_report *r, FILE *f) {
-    char text[640], a[TEXT_SIZE], b[TEXT_SIZE];
+    char text[640], a[TEXT_SIZE], b[TEXT_SIZE], version[128];
     fputs("<h3>Machine</h3>\n<dl>\n", f);
     term(f, "CPU", r->machine.cpu);
     snprintf(text, sizeof text, "%d usable of %d", r->machine.cpus_allowed, r->machine.cpus);
@@ -112,7 +112,8 @@ static void machine(const bench_report *r, FILE *f) {
     term(f, "Caches", text);
     snprintf(text, sizeof text, "%s, %s, %s", r->machine.os, r->machine.kernel, r->machine.arch);
     term(f, "System", text);
-    snprintf(text, sizeof text, "%s, %s, %s", r->library_version, r->compiler, r->build);
+    snprintf(text, sizeof text, "%s, %s, %s", report_version(r, version, sizeof version),
+             r->compiler, r->build);
     term(f, "Tessera", text);
     for (int i = 0; i < r->n_devices; i++) {
         const bench_device *d = &r->devices[i];

@@ -172,9 +172,9 @@ static void measured_cell(const matrix *m, const matrix_row *row, const matrix_c
     unbroken(text_rate(b, sizeof b, c->rate, matrix_kind_unit(row->kind)), f);
     if (isfinite(x->limit_share))
         flagged(short_percent(a, sizeof a, x->limit_share),
-                x->limit_share > 1.05
-                    ? " title=\"more than the limit: one of both was disturbed, or "
-                      "a cache helped\""
+                x->above_limit
+                    ? " title=\"more than the limit by more than both spreads: one of both "
+                      "was disturbed, or a cache helped\""
                     : NULL,
                 f);
     snprintf(b, sizeof b, "IQR %s", short_percent(a, sizeof a, x->spread));
@@ -187,6 +187,7 @@ static void measured_cell(const matrix *m, const matrix_row *row, const matrix_c
         fputs(" <span class=\"flag\" title=\"faster than ideal by more than the "
               "spread\">suspect</span>",
               f);
+    if (x->above_limit) fputs(" <span class=\"flag\">above the limit</span>", f);
     fputs("</small>", f);
     if (m->by_base && isfinite(c->ratio.value))
         fprintf(f, "<small class=\"ratio\">%s%s</small>", matrix_ratio_text(&c->ratio, a, sizeof a),

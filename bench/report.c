@@ -127,6 +127,12 @@ static const char *rate_name(const bench_device *d) {
     return strcmp(d->kind, "gpu") == 0 ? "TFLOP/s" : "GFLOP/s";
 }
 
+/* A share of a ceiling. `limit`: whether that ceiling is the result's limit. */
+static void share_cell(table *t, const bench_result *x, double share, int limit) {
+    char b[24];
+    table_cell(t, "%s%s", short_percent(b, sizeof b, share), limit && x->above_limit ? "?" : "");
+}
+
 /* The cells that every form of the table has. Rates are divided by `unit`, or written with a prefix
  * of their own when it is 0. */
 static void cells(table *t, const bench_result *x, double unit) {
@@ -156,8 +162,8 @@ static void cells(table *t, const bench_result *x, double unit) {
                x->byte_rate / 1e9);
     table_cell(t, "%s%s", short_ratio(b, sizeof b, x->speedup), x->suspect ? "?" : "");
     table_cell(t, "%s", x->twin_line[0] ? short_ratio(b, sizeof b, x->ideal_speedup) : "-");
-    table_cell(t, "%s", short_percent(b, sizeof b, x->gemm_share));
-    table_cell(t, "%s", short_percent(b, sizeof b, x->copy_share));
+    share_cell(t, x, x->gemm_share, x->limit_ceiling == x->gemm_ceiling);
+    share_cell(t, x, x->copy_share, x->limit_ceiling != x->gemm_ceiling);
     table_cell(t, "%s", text_bytes(b, sizeof b, (double)x->workspace_bytes));
     table_cell(t, "%s", text_bytes(b, sizeof b, (double)x->kv_bytes_kept));
 }
@@ -180,7 +186,7 @@ static void decode_cells(table *t, const bench_result *x) {
     table_cell(t, "%s", text_seconds(a, sizeof a, x->median));
     table_cell(t, "%s%s", short_percent(a, sizeof a, x->spread), x->noisy ? "!" : "");
     table_cell(t, x->byte_rate < 99.95e9 ? "%.1f" : "%.0f", x->byte_rate / 1e9);
-    table_cell(t, "%s", short_percent(a, sizeof a, x->copy_share));
+    share_cell(t, x, x->copy_share, 1);
     table_cell(t, "%s%s", short_ratio(a, sizeof a, x->speedup), x->suspect ? "?" : "");
     table_cell(t, "%s", x->twin_line[0] ? short_ratio(a, sizeof a, x->ideal_speedup) : "-");
     table_cell(t, "%s", text_bytes(a, sizeof a, (double)x->cache_bytes));
@@ -327,9 +333,7 @@ static void ceilings_table(table *t, const bench_report *r) {
             else
                 table_cell(t, "%s", text_bytes(a, sizeof a, (double)c->size));
             table_cell(t, "%d", c->threads);
-            table_cell(t, "%s%s%s%s", c->library,
-                       c->own_loop && c->unit == BENCH_GEMM ? " (no library found)" : "",
-                       c->via[0] ? " via " : "", c->via);
+            table_cell(t, "%s%s%s", c->library, c->via[0] ? " via " : "", c->via);
             table_cell(t, "%s", c->method);
         }
     }
@@ -357,8 +361,8 @@ static const char legend[] = "plan: median of tess_plan_create; first: first run
                              "cache holds K and V; parts of a row's keys; host: the\n"
                              "time of tess_run on the host; K and V: of one layer, over the "
                              "batch. ! marks an IQR above 10 %, or a GPU whose clock rose by as "
-                             "much meanwhile,\n? a speed-up above the ideal by more than both "
-                             "spreads.\n";
+                             "much meanwhile,\n? a speed-up above the ideal, or a share "
+                             "above 100 %, by more than both spreads.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
     int failed = report_count(r, BENCH_FAILED), skipped = report_count_skipped(r);
@@ -370,8 +374,10 @@ static void summary_line(const bench_report *r, FILE *f) {
 static void machine_line(const bench_report *r, FILE *f, const char *separator) {
     char memory[TEXT_SIZE];
     char warning[192];
-    fprintf(f, "Tessera %s, suite %s%s%s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version,
-            r->suite, separator, r->machine.cpu, r->machine.cpus_allowed, r->machine.cpus,
+    char version[128];
+    fprintf(f, "Tessera %s, suite %s%s%s, %d of %d CPUs, %s, %s, %s, %s\n",
+            report_version(r, version, sizeof version), r->suite, separator, r->machine.cpu,
+            r->machine.cpus_allowed, r->machine.cpus,
             text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os,
             r->machine.kernel, r->compiler);
     if (report_disturbed(r, warning, sizeof warning)) fprintf(f, "%s\n", warning);
@@ -574,6 +580,7 @@ static void csv_measuring(FILE *f, const bench_result *x) {
     csv_number(f, ok ? x->limit_share : NAN);
     csv_number(f, x->status == BENCH_SLOW ? x->need_seconds : NAN);
     csv_number(f, x->status == BENCH_SLOW ? x->estimate_seconds : NAN);
+    fputs(!ok ? "," : x->above_limit ? "1," : "0,", f);
 }
 
 /* What only decode problems have; commas alone for others. */
@@ -604,7 +611,7 @@ void report_csv(const bench_report *r, FILE *f) {
           "kept,kv_bytes_allocated,checked_rows,op,page,compact,layers,cache_bytes,parts,host_"
           "seconds,peer,compile_seconds,spread,noisy,suspect,runs,clock_before_hz,power_before_"
           "watts,temperature_before_celsius,clock_after_hz,power_after_watts,temperature_after_"
-          "celsius,joules,read_share,limit_share,need_seconds,estimate_seconds,"
+          "celsius,joules,read_share,limit_share,need_seconds,estimate_seconds,above_limit,"
           "problem,dense_"
           "twin,note\n",
           f);

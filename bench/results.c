@@ -35,14 +35,21 @@ static void *append(void **array, int *count, size_t size) {
     }
 
 DEFINE_ADD(report_add_setting, bench_report, bench_setting, settings, n_settings)
-DEFINE_ADD(report_add_device, bench_report, bench_device, devices, n_devices)
-DEFINE_ADD(device_add_ceiling, bench_device, bench_ceiling, ceilings, n_ceilings)
-DEFINE_ADD(report_add_planning, bench_report, bench_planning, planning, n_planning)
-DEFINE_ADD(report_add_line, bench_report, bench_line, lines, n_lines)
-DEFINE_ADD(report_add_peer, bench_report, bench_peer, peers, n_peers)
-static DEFINE_ADD(add_result, bench_report, bench_result, results, n_results)
+static DEFINE_ADD(add_device, bench_report, bench_device, devices, n_devices)
+    DEFINE_ADD(device_add_ceiling, bench_device, bench_ceiling, ceilings, n_ceilings)
+        DEFINE_ADD(report_add_planning, bench_report, bench_planning, planning, n_planning)
+            DEFINE_ADD(report_add_line, bench_report, bench_line, lines, n_lines)
+                DEFINE_ADD(report_add_peer, bench_report, bench_peer, peers,
+                           n_peers) static DEFINE_ADD(add_result, bench_report, bench_result,
+                                                      results, n_results)
 
-    bench_result *report_add_result(bench_report *r) {
+                    bench_device *report_add_device(bench_report *r) {
+    bench_device *d = add_device(r);
+    if (d) d->drift = NAN;
+    return d;
+}
+
+bench_result *report_add_result(bench_report *r) {
     const bench_sensors unknown = {NAN, NAN, NAN, NAN};
     bench_result *x = add_result(r);
     if (!x) return NULL;
@@ -145,6 +152,18 @@ static void derive_shares(const bench_report *r, bench_result *x) {
     x->limit_ceiling = products ? x->gemm_ceiling : memory;
 }
 
+/* Whether a result is faster than its limit by more than the spreads of both: by its third quartile
+ * against the fastest quarter of the limit's samples. */
+static int is_above(const bench_report *r, const bench_result *x) {
+    if (x->limit_ceiling < 0) return 0;
+    const bench_ceiling *c = &r->devices[x->device].ceilings[x->limit_ceiling];
+    stats_summary s;
+    double spread = 1;
+    if (c->n_samples > 1 && stats_summarize(c->samples, (size_t)c->n_samples, &s) == 0 && s.q25 > 0)
+        spread = s.median / s.q25;
+    return x->q3 > 0 && x->limit_share * x->median / x->q3 > spread;
+}
+
 int result_warming(const bench_report *r, const bench_result *x) {
     return x->device >= 0 && x->device < r->n_devices &&
            strcmp(r->devices[x->device].kind, "gpu") == 0 &&
@@ -157,13 +176,19 @@ void results_derive(bench_report *r) {
         x->speedup = x->speedup_low = x->speedup_high = x->flop_rate = x->byte_rate =
             x->gemm_share = x->copy_share = x->read_share = x->limit_share = x->spread = NAN;
         x->gemm_ceiling = x->copy_ceiling = x->read_ceiling = x->limit_ceiling = -1;
-        x->noisy = x->suspect = 0;
+        x->noisy = x->suspect = x->above_limit = 0;
+        x->drift = 0;
         if (x->status != BENCH_OK || !(x->median > 0)) continue;
         x->spread = (x->q3 - x->q1) / x->median;
         x->noisy = x->spread > BENCH_NOISY || result_warming(r, x);
         x->flop_rate = x->flops / x->median;
         x->byte_rate = (double)x->bytes_min / x->median;
-        if (x->device >= 0 && x->device < r->n_devices) derive_shares(r, x);
+        if (x->device >= 0 && x->device < r->n_devices) {
+            const double drift = r->devices[x->device].drift;
+            derive_shares(r, x);
+            x->above_limit = is_above(r, x);
+            x->drift = drift > 0 ? drift : 0;
+        }
         const bench_result *twin = result_twin(r, i);
         if (!twin) continue;
         x->speedup = twin->median / x->median;
@@ -202,6 +227,11 @@ int status_from_word(const char *word) {
 }
 
 int status_skipped(int status) { return status != BENCH_OK && status != BENCH_FAILED; }
+
+const char *report_version(const bench_report *r, char *buffer, size_t size) {
+    snprintf(buffer, size, r->commit[0] ? "%s (%s)" : "%s", r->library_version, r->commit);
+    return buffer;
+}
 
 const char *result_heads(const bench_result *r, char *buffer, size_t size) {
     if (r->heads_total > r->heads)

@@ -12,6 +12,7 @@ enum {
     BENCH_SCHEMA_VERSION = 2, /* of files written; files of version 1 are read as well */
     BENCH_MAX_SAMPLES = 64,   /* rounds of one problem */
     BENCH_LINE = 2048,        /* longest problem line */
+    BENCH_MAX_ROUNDS = 16,    /* of a limit that is measured again between problems */
 };
 /* A result whose quartiles lie further apart than this share of its median is marked. */
 #define BENCH_NOISY 0.10
@@ -28,12 +29,16 @@ typedef struct bench_ceiling {
     double best;    /* of the fastest sample */
     int64_t size;   /* n of an n x n x n product, or bytes of one array copied */
     int threads;    /* 0: a GPU */
-    int own_loop;   /* 1: a loop of the suite's own; of GEMM: since no library was found */
+    int own_loop;   /* 1: a loop of the suite's own */
     char library[96];
     char method[128];
     char via[40]; /* the device through which one and the same GPU was measured; "": this one */
     int n_samples;
     double samples[16]; /* seconds */
+    /* Not in files: how products on a CPU are measured in another round, and the rates of rounds.
+     */
+    int provider, variant, n_rounds;
+    double rounds[BENCH_MAX_ROUNDS];
 } bench_ceiling;
 
 typedef struct bench_device {
@@ -48,7 +53,11 @@ typedef struct bench_device {
     char pci[24];     /* "0000:19:00.0" */
     char sensors[96]; /* what clock, power and temperature were read from; "" where nothing is */
     int ordinal;      /* among devices of its backend with its name; not in files */
-    char energy[96];  /* what joules were read from; "" where nothing is */
+    /* Of a CPU: how far fixed loops drifted over the run, the distance of the quartiles of their
+     * rounds over the median, and how many rounds that were; NaN: unknown. */
+    double drift;
+    int rounds;
+    char energy[96]; /* what joules were read from; "" where nothing is */
 } bench_device;
 
 /* What a device told about itself at some moment; NaN where it cannot be read. */
@@ -153,6 +162,8 @@ typedef struct bench_result {
     double spread;                                /* distance of the quartiles / median */
     int noisy;                                    /* spread above BENCH_NOISY, or warming */
     int suspect;                                  /* faster than ideal by more than the spread */
+    int above_limit;                              /* likewise, faster than its limit */
+    double drift;                                 /* of its device; 0: unknown */
     double flop_rate, byte_rate;                  /* per second */
     double gemm_share, copy_share, read_share;    /* of the ceilings */
     int gemm_ceiling, copy_ceiling, read_ceiling; /* index into the device's, or -1 */
@@ -170,6 +181,7 @@ typedef struct bench_report {
     int schema_version; /* of the file that was read; 0: measured here */
     int changed;        /* read from a file whose checksum is wrong or missing */
     char library_version[32], compiler[128], build[32];
+    char commit[64]; /* of the sources, where the build knew it: "4ac8b16d2f07"; else "" */
     bench_machine machine;
     bench_setting *settings;
     int n_settings;
@@ -221,6 +233,9 @@ const char *status_word(int status);
 int status_from_word(const char *word); /* -1: none */
 /* Neither measured nor failed. */
 int status_skipped(int status);
+
+/* "0.1.0 (4ac8b16d2f07)", without brackets where the commit is unknown. Returns the buffer. */
+const char *report_version(const bench_report *r, char *buffer, size_t size);
 
 /* "heads/of" when the problem is a slice of a larger model's heads, else "heads". Returns the
  * buffer. */

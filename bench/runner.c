@@ -20,6 +20,11 @@
 #include "session.h"
 #include "vendors.h"
 
+/* The budget does not pay for a share of itself that goes to compiling on each device. */
+enum { FREE_TO_COMPILE = 8 };
+/* A device that was busy for so many seconds, and has some left, has a last round of its limits. */
+static const double LAST_LIMITS = 10;
+
 static int out_of_memory(void) { return cli_error(CLI_FAILED, "bench", "out of memory"); }
 
 /* ------------------------------------------------------------------ settings */
@@ -53,6 +58,8 @@ static int run_kernel(session *s, const char *kernel) {
     const run_options *o = s->options;
     s->kernel = kernel;
     s->compiling = 0;
+    s->n_compiled = 0;
+    s->patience = s->options->budget / FREE_TO_COMPILE;
     session_reset_speeds(s);
     if (o->line) return run_problem(s);
     if (o->n_lines && run_fixed(s) != 0) return -1;
@@ -76,6 +83,7 @@ static int run_device(session *s, double seconds) {
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = d->id};
     double end = clock_now() + seconds;
     int status = 0;
+    s->limits_at = clock_now();
     if (tess_device_open(s->runtime, &desc, &s->device) != TESS_OK) {
         snprintf(error, sizeof error, "tessera bench: %s: %s", d->id, cli_why());
         progress_say(&s->bar, error);
@@ -102,6 +110,7 @@ static int run_device(session *s, double seconds) {
     }
     tess_device_release(s->device);
     s->device = NULL;
+    if (status == 0 && session_rest(s) > 0) status = session_limits(s, LAST_LIMITS);
     return status;
 }
 
@@ -159,7 +168,7 @@ int run_suite(const run_options *options, bench_report *report) {
     progress_begin(&s.bar, count_points(options) * report->n_devices, options->budget);
     if (limits)
         status = ceilings_measure(limits, report, fmin(8, options->budget / 8), tell_now, &s.bar);
-    ceilings_stop(limits);
+    s.limits = limits;
     if (options->peers && status == 0 && !(s.peers = peers_start(options->peers, report)))
         status = -1;
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
@@ -169,6 +178,7 @@ int run_suite(const run_options *options, bench_report *report) {
         status = run_device(&s, fmax(options->budget - (clock_now() - start), options->budget / 2) /
                                     (report->n_devices - s.index));
     }
+    ceilings_stop(limits);
     peers_stop(s.peers);
     progress_end(&s.bar);
     results_derive(report);

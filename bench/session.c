@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ceilings.h"
 #include "clock.h"
 #include "layers.h"
 #include "line.h"
@@ -22,6 +23,58 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
 /* Tensors are filled, read back and compared: all in all so much a byte on a slow core, until so
  * many bytes have shown how long it takes here. */
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
+/* Rounds of limits lie so far apart. */
+static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
+
+double session_rest(const session *s) {
+    return s->deadline + fmin(s->compiling, s->patience) - clock_now();
+}
+
+int session_limits(session *s, double age) {
+    bench_device *d = &s->report->devices[s->index];
+    if (!s->limits || clock_now() - s->limits_at < age) return 0;
+    progress_now(&s->bar, "another round of the limits");
+    const double start = clock_now();
+    const int status = ceilings_again(s->limits, d);
+    /* Where a round takes long, on a busy machine, the next one waits for longer. */
+    s->limits_at = clock_now() + fmax(ROUND_COSTS * (clock_now() - start) - LIMITS_EVERY, 0);
+    return status;
+}
+
+/* ------------------------------------------------------------------ compiling */
+
+static session_compiled kernels_of(const bench_result *x) {
+    return (session_compiled){x->backward ? 2 : x->decode, x->dtype, x->head_dim, 0};
+}
+
+static int same_kernels(const session_compiled *a, const session_compiled *b) {
+    return a->op == b->op && a->dtype == b->dtype && a->head_dim == b->head_dim;
+}
+
+static void note_compiling(session *s, const bench_result *x, double seconds) {
+    session_compiled now = kernels_of(x);
+    s->compiling += seconds;
+    now.seconds = seconds;
+    for (int i = 0; i < s->n_compiled; i++)
+        if (same_kernels(&s->compiled[i], &now)) {
+            s->compiled[i].seconds += seconds;
+            return;
+        }
+    if (s->n_compiled < SESSION_COMPILED) s->compiled[s->n_compiled++] = now;
+}
+
+/* What is not compiled yet will take as long as the slowest of the same op has, or of any. */
+double session_foretell_compiling(const session *s, const bench_result *shape) {
+    const session_compiled next = kernels_of(shape);
+    double same_op = 0, any = 0;
+    for (int i = 0; i < s->n_compiled; i++) {
+        const session_compiled *c = &s->compiled[i];
+        if (same_kernels(c, &next)) return 0;
+        any = fmax(any, c->seconds);
+        if (c->op == next.op) same_op = fmax(same_op, c->seconds);
+    }
+    return fmax((same_op > 0 ? same_op : any) - fmax(s->patience - s->compiling, 0), 0);
+}
 
 /* ------------------------------------------------------------------ foretelling */
 
@@ -35,9 +88,12 @@ void session_reset_speeds(session *s) {
 
 void session_find_speed(session *s, uint32_t dtype) {
     if (s->speed[dtype] != 0) return;
+    const bench_result small = {.dtype = dtype, .head_dim = 128};
+    double compiling = 0;
     progress_now(&s->bar, "measuring the speed of a small problem");
     s->speed[dtype] = measure_speed(s->runtime, s->device, &s->report->devices[s->index], s->kernel,
-                                    dtype, &s->compiling);
+                                    dtype, &compiling);
+    note_compiling(s, &small, compiling);
     if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
 }
 
@@ -70,7 +126,7 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
         cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / s->decode_rate : f->run;
     f->seconds = RUNS_AT_LEAST * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
     f->first_plan = cost.plan_seconds;
-    s->compiling += cost.plan_seconds;
+    note_compiling(s, &shape, cost.plan_seconds);
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
 }
 
@@ -190,7 +246,7 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
         s->prepare_seconds += fmax(clock_now() - start - runs, 0);
         s->prepare_bytes += (double)c->bytes;
     }
-    if (compiled > 0) s->compiling += compiled;
+    if (compiled > 0) note_compiling(s, &c->result, compiled);
     /* Where the forecast made the first plan, that one compiled. */
     if (compiled >= 0)
         c->result.compile_seconds = fmax(compiled, e->first_plan - c->result.plan_seconds);
@@ -216,7 +272,7 @@ static void finish(session *s, field *f, double seconds, double check_seconds) {
         contestant_close(c);
         s->report->results[f->at[i]] = c->result;
         if (c->result.status == BENCH_OK)
-            s->compiling += fmax(c->result.first_seconds - c->result.median, 0);
+            note_compiling(s, &c->result, fmax(c->result.first_seconds - c->result.median, 0));
         if (c->result.status == BENCH_FAILED) say_failure(s, &c->result);
         learn(s, &c->result);
         free(c);
@@ -227,7 +283,7 @@ static void finish(session *s, field *f, double seconds, double check_seconds) {
 int session_measure(session *s, const session_entry *entries, int n, int twin, double seconds,
                     double check_seconds) {
     field f = {.n = 0};
-    int status = 0;
+    int status = session_limits(s, LIMITS_EVERY);
     for (int i = 0; i < n && status == 0 && !clock_interrupted(); i++) {
         char now[160];
         if (!entries[i].line[0] || session_find(s, entries[i].family, entries[i].line)) continue;

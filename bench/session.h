@@ -11,6 +11,15 @@
 #include "progress.h"
 #include "runner.h"
 
+/* Kernels of what differs in more than lengths are compiled apart. */
+typedef struct session_compiled {
+    int op; /* 0 forward, 1 decode, 2 gradients */
+    uint32_t dtype;
+    int head_dim;
+    double seconds;
+} session_compiled;
+enum { SESSION_COMPILED = 32 };
+
 typedef struct session {
     const run_options *options;
     bench_report *report;
@@ -23,7 +32,13 @@ typedef struct session {
     double speed[3], backward_speed[3];
     double decode_rate; /* B/s of the last decode problem, at first a guess */
     double deadline;    /* for this device and kernel */
-    double compiling;   /* seconds that went to kernels' first plans, which no budget pays for */
+    double compiling;   /* seconds that went to kernels' first plans and runs */
+    double patience;    /* so many of them the budget does not pay for */
+    /* What compiling for a type, a head_dim and an op took; 0: not seen yet. */
+    session_compiled compiled[SESSION_COMPILED];
+    int n_compiled;
+    struct limits_server *limits; /* NULL: none are measured */
+    double limits_at;             /* when they had their latest round */
     /* Time that inputs and checks of contestants took besides runs, and the bytes of their tensors:
      * what the same will take of others follows. */
     double prepare_seconds, prepare_bytes;
@@ -45,9 +60,18 @@ typedef struct session_forecast {
     char why[512];
 } session_forecast;
 
+/* Seconds that are left for the device's problems; compilation counts beyond s->patience. */
+double session_rest(const session *s);
+/* Another round of the device's limits, where the latest is `age` seconds old. -1: out of memory.
+ */
+int session_limits(session *s, double age);
+
 void session_reset_speeds(session *s);
 /* Measures the speed of a small problem in `dtype` unless it is known. */
 void session_find_speed(session *s, uint32_t dtype);
+/* What compiling would take beyond what the budget does not pay for. Nothing is compiled. */
+double session_foretell_compiling(const session *s, const bench_result *shape);
+/* Plans the line, which compiles. */
 void session_foretell(session *s, const char *line, session_forecast *f);
 
 /* The result of a line on the device and kernel of now, or NULL. */

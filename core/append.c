@@ -208,6 +208,11 @@ static tess_status check_overlaps(const tess_plan *plan, const tess_append_desc 
     }
     if (words.row > 0 && tess_tensors_meet(out->tensor, &pool, &table, &words))
         return tess_invalid("%s: %s: must not overlap block_table", in_append, name_of(out, text));
+    const tess_tensor step = {.buffer = d->step};
+    const tess_shape bytes = {
+        1, 1, 1, (uint32_t)smaller((int64_t)plan->memory.step_bytes / 4, UINT32_MAX), 4};
+    if (plan->steps && tess_tensors_meet(out->tensor, &pool, &step, &bytes))
+        return tess_invalid("%s: %s: must not overlap step", in_append, name_of(out, text));
     return TESS_OK;
 }
 

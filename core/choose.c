@@ -109,11 +109,10 @@ static tess_kernel_key key_left(const walk *w) {
 /* The user wants this kernel, for better or worse. */
 static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
 
-/* The longest q_len that the row is for. Where all sequences get one kernel and none may decide
- * which, it is for all lengths. */
+/* The longest q_len that the row is for. Columns of backward plans have one kernel. */
 static int64_t most_for(const walk *w, const tess_kernel_info *info) {
     if (!w->plan || is_ordered(w) || info->most_rows == 0) return EVERY_LENGTH;
-    if (is_invariant(w) && !tess_plan_shared(w->plan)) return EVERY_LENGTH;
+    if (w->plan->op != TESS_OP_FORWARD) return EVERY_LENGTH;
     const int64_t most = info->most_rows / w->key->group;
     return most < EVERY_LENGTH ? most : EVERY_LENGTH;
 }
@@ -122,7 +121,7 @@ static int64_t most_for(const walk *w, const tess_kernel_info *info) {
 static bool may_have(walk *w, const tess_kernel_info *info, int64_t most) {
     char why[64];
     if (!w->plan || most == EVERY_LENGTH) return true;
-    const bool last = w->steps + 1 == TESS_SHARES || !tess_plan_shared(w->plan),
+    const bool last = w->steps + 1 == TESS_SHARES,
                all = !is_invariant(w) && most >= w->plan->max_q_len;
     if (most > w->above && (all || !last)) return true;
     snprintf(why, sizeof why, "is for %u rows or fewer of a kv head", (unsigned)info->most_rows);

@@ -510,7 +510,7 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     uint32_t at = 0, group = 0;
     for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
         last = tess_jobs_group_end(jobs, first);
-        if (jobs->pools) jobs->pools->all[group++].first_job = at;
+        if (jobs->pools) jobs->pools->all[group++].first_job[jobs->share] = at;
         tess_sections_start(&sections, jobs, first, last);
         while (tess_sections_next(&sections)) {
             /* Without groups and sections, the buckets hold what the last count left there. */
@@ -519,7 +519,7 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
             place_section(jobs, &place, &sections);
         }
     }
-    if (jobs->pools) jobs->pools->all[group].first_job = at;
+    if (jobs->pools) jobs->pools->all[group].first_job[jobs->share] = at;
 }
 
 /* ------------------------------------------------------------------ ranges */

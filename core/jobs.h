@@ -64,6 +64,7 @@ typedef struct tess_jobs {
     /* Set between create and count: jobs are made of the sequences with q_above < q_len <= q_most.
      */
     int64_t q_above, q_most;
+    uint32_t share; /* of the plan, whose storage groups get their first jobs */
     const tess_sequence *sequences;
     const uint32_t *first_block; /* [n_sequences] the block of each one's first key; NULL: 0 */
     uint32_t n_sequences;
@@ -127,7 +128,8 @@ static inline bool tess_jobs_has(const tess_jobs *jobs, const tess_sequence *seq
 }
 
 /* Puts the heads in order of storage groups, whose jobs follow each other then. `pools` stays the
- * caller's and must outlive the jobs; tess_jobs_place fills first_job. */
+ * caller's and must outlive the jobs; tess_jobs_place fills the share's
+ * first_job. */
 void tess_jobs_group(tess_jobs *jobs, tess_pools *pools);
 
 /* Counts jobs, merges and partials under jobs->split. To be called again after a change of the

@@ -44,7 +44,7 @@ static bool settle_strips(tess_memory_plan *memory) {
 }
 
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
-    uint64_t end = 0, step_end = TABLE_ALIGN;
+    uint64_t end = 0, step_end = memory->n_step_plans * TABLE_ALIGN;
     const bool steps = memory->n_step_runs != 0;
     const uint64_t behind = STEP_PLAN_RUNS + memory->n_step_runs + memory->n_step_groups;
     uint64_t *const varying = steps ? &step_end : &end;
@@ -52,7 +52,8 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
                 settle(&end, memory->n_classes, sizeof *t->classes, &t->classes_at) &&
                 settle(varying, memory->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
                 settle(varying, memory->n_merges, sizeof *t->merges, &t->merges_at) &&
-                settle(varying, memory->n_step_groups, sizeof *t->step_ends, &t->step_ends_at) &&
+                settle(varying, memory->n_step_plans * memory->n_step_groups, sizeof *t->step_ends,
+                       &t->step_ends_at) &&
                 settle(&end, memory->n_entries, sizeof *t->entries, &t->entries_at) &&
                 settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at) &&
                 settle(&end, memory->n_slots, sizeof *t->slots, &t->slots_at) &&
@@ -63,7 +64,9 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
                 settle(&end, memory->n_first_strips, sizeof *t->first_strips, &t->first_strips_at);
     memory->copy_bytes = memory->copy_at = memory->step_bytes = t->step_plan_at = 0;
     if (steps) {
-        fits = fits && settle(&end, behind, sizeof(tess_step_run), &t->step_plan_at);
+        memory->step_plan_bytes = behind * sizeof(tess_step_run);
+        fits = fits &&
+               settle(&end, memory->n_step_plans * behind, sizeof(tess_step_run), &t->step_plan_at);
         memory->copy_bytes = end;
         fits = fits && settle(&step_end, end, 1, &memory->copy_at);
         memory->step_bytes = step_end;

@@ -22,11 +22,13 @@ typedef struct tess_memory_plan {
      * and the ends of groups then lie in a step buffer, and what its tables say of these four are
      * places in that. */
     uint64_t n_step_runs, n_step_groups;
+    uint64_t n_step_plans; /* kernels of steps; the three are there for each of them */
     /* Backward, else 0: workspace of strip_bytes for each strip and query head. */
     uint64_t n_columns, n_segments, n_strips, n_first_strips, n_strip_heads, strip_bytes;
     /* Computed. */
     uint64_t table_bytes;
     uint64_t copy_at, copy_bytes, step_bytes; /* of the step buffer; see tess_step_head */
+    uint64_t step_plan_bytes;                 /* from one tess_step_plan to the next */
     uint64_t workspace_bytes;
     uint64_t strips_at; /* bytes of the workspace */
     tess_partials partials[TESS_SHARES];

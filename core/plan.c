@@ -311,21 +311,30 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     return plan->device->caps.host_memory ? TESS_OK : upload(plan);
 }
 
-/* The jobs of a share are cut beside those of the first one. */
-static tess_status cut_jobs(tess_plan *plan, const tess_share *share, const tess_plan_desc *d,
-                            int32_t kv_split, const tess_jobs *first, tess_jobs *jobs) {
+/* Begins the jobs of share n, beside those of the first one. */
+static tess_status begin_jobs(tess_plan *plan, uint32_t n, const tess_sequence *sequences,
+                              uint32_t n_sequences, tess_jobs *all) {
+    const tess_share *share = &plan->shares[n];
+    tess_jobs *jobs = &all[n];
     const uint32_t pack_rows = share->kernel.pack_rows;
-    TESS_RETURN_IF_ERROR(
-        first == jobs ? tess_jobs_create(jobs, plan->device->runtime, plan->layout, plan->sequences,
-                                         plan->n_sequences, share->tile_rows, pack_rows)
-                      : tess_jobs_create_beside(jobs, first, share->tile_rows, pack_rows));
+    TESS_RETURN_IF_ERROR(n == 0
+                             ? tess_jobs_create(jobs, plan->device->runtime, plan->layout,
+                                                sequences, n_sequences, share->tile_rows, pack_rows)
+                             : tess_jobs_create_beside(jobs, all, share->tile_rows, pack_rows));
+    jobs->share = n;
     jobs->q_above = share->above;
     jobs->q_most = share->most;
     jobs->first_block = plan->first_block;
     tess_jobs_group(jobs, &plan->pools);
     if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs->grid, plan->layout, share->tile_rows);
-    return count_jobs(plan, share, d, kv_split, jobs);
+    return TESS_OK;
+}
+
+static tess_status cut_jobs(tess_plan *plan, uint32_t n, const tess_plan_desc *d, int32_t kv_split,
+                            tess_jobs *all) {
+    TESS_RETURN_IF_ERROR(begin_jobs(plan, n, plan->sequences, plan->n_sequences, all));
+    return count_jobs(plan, &plan->shares[n], d, kv_split, &all[n]);
 }
 
 /* Short tiles finish sooner where jobs are too short to split and leave workers idle, as long as
@@ -351,11 +360,11 @@ static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     if (backward && !(plan->shares[0].kernel.stages & TESS_STAGE_ROWS)) plan->shares[0].most = 0;
     for (uint32_t n = 0; n < plan->n_shares && status == TESS_OK; n++) {
         tess_share *share = &plan->shares[n];
-        status = cut_jobs(plan, share, d, kv_split, jobs, &jobs[n]);
+        status = cut_jobs(plan, n, d, kv_split, jobs);
         if (status != TESS_OK || !suits_short_tiles(plan, share, d, &jobs[n])) continue;
         tess_jobs_release(&jobs[n]);
         share->tile_rows = share->kernel.short_rows;
-        status = cut_jobs(plan, share, d, 1, jobs, &jobs[n]);
+        status = cut_jobs(plan, n, d, 1, jobs);
     }
     if (status == TESS_OK && backward) status = tess_backward_count(plan, jobs, &columns);
     if (status == TESS_OK) status = make_tables(plan, d, jobs, &columns);
@@ -366,26 +375,31 @@ static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ steps */
 
-/* Writes what steps are made from, in words of the tables and of the step buffer. */
-static void set_step_plan(tess_plan *plan, const tess_jobs *jobs, tess_step_plan *words) {
-    static atomic_uint last;
+/* Writes what the steps of share n are made from, in words of the tables and of the step buffer.
+ * What all shares read is copied with the first one. */
+static void set_step_plan(tess_plan *plan, uint32_t n, const tess_jobs *jobs,
+                          tess_step_plan *words) {
     const tess_tables *t = &plan->tables;
-    tess_step_plan *to = (tess_step_plan *)t->step_plan;
+    const tess_share *share = &plan->shares[n];
+    char *place = (char *)(uintptr_t)t->step_plan + n * plan->memory.step_plan_bytes;
+    tess_step_plan *to = (tess_step_plan *)(void *)place;
     words->sequences_at = (uint32_t)(t->sequences_at / 4);
     words->jobs_at = (uint32_t)(t->jobs_at / 4);
-    words->merges_at = (uint32_t)(t->merges_at / 4);
+    words->merges_at = (uint32_t)((t->merges_at + share->first_merge * sizeof(tess_merge)) / 4);
     words->copy_to = (uint32_t)(plan->memory.copy_at / 4);
-    words->copy_words = (uint32_t)(plan->memory.copy_bytes / 4);
-    words->ends_at = (uint32_t)(t->step_ends_at / 4);
+    words->copy_words = n == 0 ? (uint32_t)(plan->memory.copy_bytes / 4) : 0;
+    words->ends_at = (uint32_t)(t->step_ends_at / 4) + n * words->n_groups;
+    words->head_at = n * TESS_STEP_HEAD_BYTES / 4;
+    words->first_merge = (uint32_t)share->first_merge;
     if (plan->pools.compact) {
         words->slot_blocks = plan->pools.n_blocks;
         words->phases = plan->pools.n_phases;
         words->phases_wrap = plan->layout->pattern.kind == TESS_PATTERN_S2;
     }
-    words->id = atomic_fetch_add(&last, 1) + 1;
     *to = *words;
     tess_step_run *runs = (tess_step_run *)(to + 1);
-    tess_step_runs(jobs, words, runs, (tess_step_group *)(void *)(runs + words->n_runs));
+    tess_step_runs(jobs, words, share->first_job, runs,
+                   (tess_step_group *)(void *)(runs + words->n_runs));
 }
 
 /* Where the keys of a step may end, and the first row of a sequence may be. */
@@ -393,29 +407,57 @@ static int64_t positions_of(const tess_plan *plan) {
     return (plan->flags & TESS_PLAN_DEVICE_PARTS) ? plan->layout->max_tokens : plan->max_kv_len;
 }
 
-static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
-                                    const tess_jobs *jobs) {
-    const tess_step_limits limits = {d->batch, d->q_len, d->kv_len, plan->q_len,
-                                     positions_of(plan)};
-    tess_share *share = &plan->shares[0];
+/* Measures the room of share n, which follows that of the shares before. */
+static tess_status measure_share(tess_plan *plan, uint32_t n, const tess_plan_desc *d,
+                                 const tess_jobs *jobs, tess_step_plan *words) {
+    tess_share *share = &plan->shares[n];
+    const tess_step_limits limits = {d->batch,           smaller(d->q_len, share->most),
+                                     d->kv_len,          plan->q_len,
+                                     positions_of(plan), share->above};
     const tess_split_model model = split_model(plan, share);
     tess_memory_plan *memory = &plan->memory;
     tess_step_room room;
-    tess_step_plan words;
     TESS_RETURN_IF_ERROR(tess_step_measure(jobs, &limits, &model, d->kv_split,
                                            (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0,
-                                           model.partial_bytes, &room, &words));
+                                           model.partial_bytes, &room, words));
+    words->q_len = (uint32_t)d->q_len;
+    words->q_above = (uint32_t)share->above;
+    words->q_most = (uint32_t)smaller(d->q_len, share->most);
+    share->first_job = memory->n_jobs;
+    share->first_merge = memory->n_merges;
+    share->n_jobs = room.jobs;
+    share->n_merges = room.merges;
+    memory->n_jobs += room.jobs;
+    memory->n_merges += room.merges;
+    memory->partials[n] = partials_of(room.partials, room.partial_rows);
+    if (memory->n_jobs > INT32_MAX)
+        return tess_unsupported("%s: max_rows: steps of its rows, heads and parts can have 2^31 "
+                                "jobs or more",
+                                in_create);
+    return TESS_OK;
+}
+
+static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
+                                    const tess_jobs *jobs) {
+    static atomic_uint last;
+    tess_memory_plan *memory = &plan->memory;
+    tess_step_plan words[TESS_SHARES];
+    memset(words, 0, sizeof words);
+    for (uint32_t n = 0; n < plan->n_shares; n++)
+        TESS_RETURN_IF_ERROR(measure_share(plan, n, d, &jobs[n], &words[n]));
+    memory->n_step_plans = plan->n_shares;
     memory->n_step_runs = jobs->n_runs;
-    memory->n_step_groups = words.n_groups;
+    memory->n_step_groups = words[0].n_groups;
     memory->n_sequences = plan->batch;
-    memory->n_jobs = share->n_jobs = room.jobs;
-    memory->n_merges = share->n_merges = room.merges;
-    memory->partials[0] = partials_of(room.partials, room.partial_rows);
     TESS_RETURN_IF_ERROR(place_tables(plan, jobs, 0));
     if (memory->step_bytes > (uint64_t)UINT32_MAX * 4)
         return tess_unsupported("%s: max_rows: a step of %llu bytes; 16 GiB are the most",
                                 in_create, (unsigned long long)memory->step_bytes);
-    set_step_plan(plan, jobs, &words);
+    const uint32_t id = atomic_fetch_add(&last, 1) + 1;
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        words[n].id = id;
+        set_step_plan(plan, n, &jobs[n], &words[n]);
+    }
     plan->n_ranges = memory->n_jobs ? 1 : 0;
     return plan->device->caps.host_memory ? TESS_OK : upload(plan);
 }
@@ -466,17 +508,14 @@ static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
                                  .block = plan->layout->pattern.block,
                                  .batch = plan->batch,
                                  .max_in_flight = d->max_in_flight ? d->max_in_flight : 4};
-    const tess_share *share = &plan->shares[0];
-    tess_jobs jobs;
-    TESS_RETURN_IF_ERROR(tess_choose_op(plan->device, &key, &plan->prepare));
-    tess_status status = tess_jobs_create(&jobs, plan->device->runtime, plan->layout, &longest, 1,
-                                          share->tile_rows, share->kernel.pack_rows);
-    if (status == TESS_OK) tess_jobs_group(&jobs, &plan->pools);
-    if (status == TESS_OK && !(plan->flags & TESS_PLAN_BATCH_INVARIANT))
-        tess_grid_count_from_end(&jobs.grid, plan->layout, share->tile_rows);
-    if (status == TESS_OK) status = check_positions(plan, d, &jobs.grid);
-    if (status == TESS_OK) status = make_step_tables(plan, d, &jobs);
-    tess_jobs_release(&jobs);
+    tess_jobs jobs[TESS_SHARES] = {{0}};
+    tess_status status = tess_choose_op(plan->device, &key, &plan->prepare);
+    for (uint32_t n = 0; n < plan->n_shares && status == TESS_OK; n++) {
+        status = begin_jobs(plan, n, &longest, 1, jobs);
+        if (status == TESS_OK) status = check_positions(plan, d, &jobs[n].grid);
+    }
+    if (status == TESS_OK) status = make_step_tables(plan, d, jobs);
+    for (uint32_t n = TESS_SHARES; n-- > 0;) tess_jobs_release(&jobs[n]);
     return status;
 }
 

@@ -88,17 +88,13 @@ static inline uint64_t tess_plan_jobs(const tess_plan *plan) {
     return sum;
 }
 
-/* Whether sequences may get different kernels. Steps and storage groups have one table of jobs, and
- * columns of backward plans one of their own. */
-static inline bool tess_plan_shared(const tess_plan *plan) {
-    return !plan->steps && !plan->pools.compact && plan->op == TESS_OP_FORWARD;
-}
-
-/* The longest q_len of the sequences with above < q_len <= most; 0: there is none. */
+/* The longest q_len of the sequences with above < q_len <= most; 0: there is none. A step may have
+ * any up to its capacity. */
 static inline int64_t tess_plan_longest(const tess_plan *plan, int64_t above, int64_t most) {
     int64_t longest = 0;
     if (plan->max_q_len <= most) return plan->max_q_len > above ? plan->max_q_len : 0;
-    for (uint32_t n = 0; n < plan->n_sequences && !plan->steps; n++) {
+    if (plan->steps) return most > above ? most : 0;
+    for (uint32_t n = 0; n < plan->n_sequences; n++) {
         const int64_t q_len = plan->sequences[n].q_len;
         if (q_len > above && q_len <= most && q_len > longest) longest = q_len;
     }
@@ -115,6 +111,8 @@ tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *desc);
  * device with copies of all others beside that. */
 tess_status tess_step_tables(const char *function, const tess_plan *plan, const tess_buffer *step,
                              tess_tables *tables);
+/* prepare.c: makes these tables, which are those of the first share, those of share n. */
+void tess_step_of_share(const tess_plan *plan, uint32_t n, tess_tables *tables);
 
 /* Of sequence n: the position of its first key, and how many keys it has in memory. */
 static inline int64_t tess_plan_kv_first(const tess_plan *plan, uint32_t n) {

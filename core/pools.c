@@ -31,11 +31,11 @@ static void order_heads(tess_pools *pools, uint32_t heads) {
     uint64_t place = 0;
     for (uint32_t g = 0; g < heads; g++) pools->all[pools->kv_heads[g].storage].heads++;
     for (uint32_t s = 0; s < pools->n; s++) {
-        pools->all[s].first_job = place;
+        pools->all[s].first_job[0] = place;
         place += pools->all[s].heads;
     }
     for (uint32_t g = 0; g < heads; g++)
-        pools->kv_order[pools->all[pools->kv_heads[g].storage].first_job++] = g;
+        pools->kv_order[pools->all[pools->kv_heads[g].storage].first_job[0]++] = g;
 }
 
 /* ------------------------------------------------------------------ parts */

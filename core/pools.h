@@ -5,11 +5,12 @@
 #define TESSERA_CORE_POOLS_H
 
 #include "layout.h"
+#include "memory_plan.h"
 
 typedef struct tess_pool {
-    uint32_t heads;     /* kv heads */
-    int64_t tokens;     /* of the longest sequence */
-    uint64_t first_job; /* those of a group follow each other */
+    uint32_t heads;                  /* kv heads */
+    int64_t tokens;                  /* of the longest sequence */
+    uint64_t first_job[TESS_SHARES]; /* of each share; those of a group follow each other */
 } tess_pool;
 
 typedef struct tess_pools {

@@ -17,7 +17,11 @@ static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d)
         return tess_invalid("%s: kv_first: must be of kind NONE, since the plan was made without "
                             "TESS_PLAN_DEVICE_PARTS",
                             in_prepare);
-    return tess_check_stream(in_prepare, &d->stream);
+    TESS_RETURN_IF_ERROR(tess_check_stream(in_prepare, &d->stream));
+    if (d->stream.extra && plan->n_shares > 1)
+        return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u kernels",
+                                in_prepare, (unsigned)plan->n_shares);
+    return TESS_OK;
 }
 
 /* Checks one buffer of `bytes` and gives it its place in the launch. */
@@ -32,12 +36,8 @@ static tess_status take(const tess_plan *plan, const char *name, const tess_buff
 }
 
 static tess_status check_apart(const tess_launch *l, const char *name, uint32_t role) {
-    const tess_buffer *step = &l->tensor[TESS_ROLE_STEP].buffer, *other = &l->tensor[role].buffer;
-    const bool object = step->kind == TESS_BUFFER_OBJECT;
-    const uint64_t a = (object ? 0 : step->handle) + step->offset,
-                   b = (object ? 0 : other->handle) + other->offset;
-    if (l->bytes[role] == 0 || (object && step->handle != other->handle) ||
-        a >= b + l->bytes[role] || b >= a + l->bytes[TESS_ROLE_STEP])
+    if (!tess_buffers_meet(&l->tensor[TESS_ROLE_STEP].buffer, l->bytes[TESS_ROLE_STEP],
+                           &l->tensor[role].buffer, l->bytes[role]))
         return TESS_OK;
     return tess_invalid("%s: step: must not overlap %s", in_prepare, name);
 }
@@ -68,7 +68,17 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "q_first", TESS_ROLE_Q_FIRST));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_first", TESS_ROLE_KV_FIRST));
-    return tess_launch_on(plan->device, &launch);
+    tess_tables own = plan->tables;
+    launch.tables = &own;
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        const uint64_t at = n * plan->memory.step_plan_bytes;
+        own.step_plan_at = plan->tables.step_plan_at + at;
+        if (plan->tables.step_plan)
+            own.step_plan =
+                (const tess_step_plan *)(const void *)((const char *)plan->tables.step_plan + at);
+        TESS_RETURN_IF_ERROR(tess_launch_on(plan->device, &launch));
+    }
+    return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ using a step */
@@ -107,4 +117,14 @@ tess_status tess_step_tables(const char *function, const tess_plan *plan, const 
     t->slots_at += at + memory->copy_at;
     t->kv_heads_at += at + memory->copy_at;
     return TESS_OK;
+}
+
+void tess_step_of_share(const tess_plan *plan, uint32_t n, tess_tables *t) {
+    const uint64_t ends = (uint64_t)n * plan->pools.n;
+    t->step_at += (uint64_t)n * TESS_STEP_HEAD_BYTES;
+    t->step_ends_at += ends * sizeof *t->step_ends;
+    if (!t->step) return;
+    t->step = (const tess_step_head *)(const void *)((const char *)t->step +
+                                                     (size_t)n * TESS_STEP_HEAD_BYTES);
+    t->step_ends += ends;
 }

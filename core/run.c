@@ -150,12 +150,17 @@ static uint64_t place_of(const tess_buffer *b) {
     return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
 }
 
+/* Not a tensor but so many bytes. */
+static bool is_bytes(uint32_t role) {
+    return role == TESS_ROLE_BLOCK_TABLE || role == TESS_ROLE_STEP;
+}
+
 /* Every page counts as touched, and the slots of as many tokens. */
 static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
                        const tess_touched *part) {
     const tess_tensor *t = &at->launch->tensor[role];
     const uint64_t start = place_of(&t->buffer);
-    if (role == TESS_ROLE_BLOCK_TABLE)
+    if (is_bytes(role))
         return (tess_box){
             .address = start, .row_bytes = at->launch->bytes[role], .count = {1, 1, 1}};
     const tess_extent x = tess_role_extent(plan, role, at->storage);
@@ -180,7 +185,7 @@ static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
 }
 
 static bool of_keys(uint32_t role) {
-    return role == TESS_ROLE_BLOCK_TABLE || tess_role_rows[role].tokens == TESS_TOKENS_KV;
+    return is_bytes(role) || tess_role_rows[role].tokens == TESS_TOKENS_KV;
 }
 
 /* Whether an element of one tensor lies within another. Tensors that are not given share nothing.
@@ -220,6 +225,8 @@ static tess_status check_overlaps(const tess_plan *plan, const place *at) {
         if (share_memory(plan, at, out, TESS_ROLE_BLOCK_TABLE))
             return tess_invalid("%s: %s: must not overlap block_table", in_run,
                                 tess_role_rows[out].name);
+        if (share_memory(plan, at, out, TESS_ROLE_STEP))
+            return tess_invalid("%s: %s: must not overlap step", in_run, tess_role_rows[out].name);
     }
     return TESS_OK;
 }
@@ -322,12 +329,16 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
     return TESS_OK;
 }
 
-static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
+static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace,
+                                   const tess_buffer *step) {
     uint64_t bytes = plan->memory.workspace_bytes;
     if (bytes == 0) return TESS_OK;
     TESS_RETURN_IF_ERROR(tess_check_buffer(in_run, plan->device, "workspace", "", workspace,
                                            plan->memory.workspace_align));
-    return tess_check_room(in_run, "workspace", "", workspace, bytes);
+    TESS_RETURN_IF_ERROR(tess_check_room(in_run, "workspace", "", workspace, bytes));
+    if (plan->steps && tess_buffers_meet(workspace, bytes, step, plan->memory.step_bytes))
+        return tess_invalid("%s: workspace: must not overlap step", in_run);
+    return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ the call */
@@ -384,13 +395,16 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 
 /* A launch for each storage group that has jobs in the range; the merges come with the last group.
  */
-static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
-    const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges;
+static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, uint32_t share,
+                                 tess_launch *l) {
+    const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges,
+                   first = plan->shares[share].first_job;
     double sum = 0;
     for (uint32_t s = 0; s < plan->pools.n; s++) {
         const tess_pool *pool = &plan->pools.all[s];
-        const uint64_t to = pool[1].first_job < end ? pool[1].first_job : end;
-        l->first_job = pool[0].first_job > begin ? pool[0].first_job : begin;
+        const uint64_t from = first + pool[0].first_job[share],
+                       next = first + pool[1].first_job[share], to = next < end ? next : end;
+        l->first_job = from > begin ? from : begin;
         l->n_jobs = l->first_job < to ? to - l->first_job : 0;
         l->n_merges = s + 1 < plan->pools.n ? 0 : merges;
         l->storage = s;
@@ -417,6 +431,8 @@ static span common(span a, span b) {
 /* A launch for each kernel that has jobs or merges in the range, or one for each storage group. */
 static tess_status launch_shares(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     const span jobs = {l->first_job, l->n_jobs}, merges = {l->first_merge, l->n_merges};
+    const tess_tables *tables = l->tables;
+    tess_tables own_tables;
     double sum = 0;
     for (uint32_t n = 0; n < plan->n_shares; n++) {
         const tess_share *share = &plan->shares[n];
@@ -430,7 +446,12 @@ static tess_status launch_shares(const tess_plan *plan, const tess_run_desc *d, 
         l->kernel = &share->kernel;
         l->partials_at = plan->memory.partials[n].at;
         l->partial_rows = (uint32_t)plan->memory.partials[n].rows;
-        TESS_RETURN_IF_ERROR(plan->pools.n > 1 ? launch_groups(plan, d, l)
+        if (plan->steps && n > 0) {
+            own_tables = *tables;
+            tess_step_of_share(plan, n, &own_tables);
+            l->tables = &own_tables;
+        }
+        TESS_RETURN_IF_ERROR(plan->pools.n > 1 ? launch_groups(plan, d, n, l)
                                                : tess_launch_on(plan->device, l));
         if (l->seconds) sum += *l->seconds;
     }
@@ -482,12 +503,14 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     }
     tess_launch_of_plan(plan, &plan->shares[0].kernel, &d.stream, &launch);
     TESS_RETURN_IF_ERROR(set_range(plan, &d, &launch));
-    TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
-    TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace));
     if (plan->steps) {
         TESS_RETURN_IF_ERROR(tess_step_tables(in_run, plan, &d.step, &of_step));
         launch.tables = &of_step;
+        launch.tensor[TESS_ROLE_STEP].buffer = d.step;
+        launch.bytes[TESS_ROLE_STEP] = plan->memory.step_bytes;
     }
+    TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
+    TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace, &d.step));
     launch.scale = plan->scale;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->memory.workspace_bytes;

@@ -72,7 +72,8 @@ static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, run_ran
                        uint64_t blocks, const tess_step_plan *words, tess_step_room *room) {
     tess_step_limits few = *x;
     few.q_len = smaller(x->q_len, TESS_SHORT_ROWS);
-    add_parts(room, most_jobs(jobs, &few, runs), tess_short_parts(blocks, words->short_length));
+    if (x->q_above < few.q_len)
+        add_parts(room, most_jobs(jobs, &few, runs), tess_short_parts(blocks, words->short_length));
     if (x->q_len > TESS_SHORT_ROWS)
         add_parts(room, most_jobs(jobs, x, runs), parts_of(blocks, words->long_length));
 }
@@ -151,6 +152,7 @@ static void set_grid(const tess_jobs *jobs, const tess_step_limits *x, tess_step
     words->n_kv_heads = (uint32_t)jobs->tiler->layout->n_kv_heads;
     words->n_runs = jobs->n_runs;
     words->n_groups = jobs->pools ? jobs->pools->n : 1;
+    words->q_most = words->q_len;
 }
 
 tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *limits,
@@ -176,10 +178,10 @@ tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *lim
     const uint64_t chosen = room->partials;
     for (uint32_t first = 0, end, g = 0; first < jobs->n_runs; first = end, g++) {
         end = tess_jobs_group_end(jobs, first);
-        if (jobs->pools) jobs->pools->all[g].first_job = room->jobs;
+        if (jobs->pools) jobs->pools->all[g].first_job[jobs->share] = room->jobs;
         add_group(jobs, limits, (run_range){first, end}, blocks, chosen, words, room);
     }
-    if (jobs->pools) jobs->pools->all[jobs->pools->n].first_job = room->jobs;
+    if (jobs->pools) jobs->pools->all[jobs->pools->n].first_job[jobs->share] = room->jobs;
     if (room->partials == 0) room->partial_rows = 0;
     if (room->jobs > MOST_JOBS || room->partials > MOST_JOBS)
         return tess_unsupported(
@@ -191,8 +193,8 @@ tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *lim
     return TESS_OK;
 }
 
-void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, tess_step_run *runs,
-                    tess_step_group *groups) {
+void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, uint64_t first_job,
+                    tess_step_run *runs, tess_step_group *groups) {
     const tess_pool *pools = jobs->pools ? jobs->pools->all : NULL;
     for (uint32_t r = 0; r < jobs->n_runs; r++) {
         const tess_head_run *run = &jobs->runs[r];
@@ -203,8 +205,10 @@ void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, tess_ste
     }
     for (uint32_t g = 0, first = 0; g < words->n_groups; g++) {
         const uint32_t end = tess_jobs_group_end(jobs, first);
-        groups[g] = (tess_step_group){first, end, pools ? (uint32_t)pools[g].first_job : 0,
-                                      pools ? (uint32_t)pools[g + 1].first_job : words->most_jobs};
+        const uint64_t from = pools ? pools[g].first_job[jobs->share] : 0,
+                       to = pools ? pools[g + 1].first_job[jobs->share] : words->most_jobs;
+        groups[g] =
+            (tess_step_group){first, end, (uint32_t)(first_job + from), (uint32_t)(first_job + to)};
         first = end;
     }
 }

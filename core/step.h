@@ -10,6 +10,7 @@
  * q_len rows and kv_len keys. Keys end, and rows begin, at position `positions` at most. */
 typedef struct tess_step_limits {
     int64_t batch, q_len, kv_len, rows, positions;
+    int64_t q_above; /* sequences have more rows than this */
 } tess_step_limits;
 
 /* The most that a step within its limits can have. */
@@ -29,8 +30,9 @@ tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *lim
                               const tess_split_model *model, int32_t kv_split, bool invariant,
                               uint64_t partial_bytes, tess_step_room *room, tess_step_plan *words);
 
-/* Writes the runs of heads and the storage groups: words->n_runs and n_groups of them. */
-void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, tess_step_run *runs,
-                    tess_step_group *groups);
+/* Writes the runs of heads and the storage groups: words->n_runs and n_groups of them, whose jobs
+ * begin with number first_job. */
+void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, uint64_t first_job,
+                    tess_step_run *runs, tess_step_group *groups);
 
 #endif

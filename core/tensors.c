@@ -135,6 +135,15 @@ static tess_box box_of(const tess_tensor *t, const tess_shape *s) {
                                  (uint64_t)t->stride_batch * s->item}};
 }
 
+bool tess_buffers_meet(const tess_buffer *a, uint64_t a_bytes, const tess_buffer *b,
+                       uint64_t b_bytes) {
+    const bool object = a->kind == TESS_BUFFER_OBJECT;
+    const uint64_t from = (object ? 0 : a->handle) + a->offset,
+                   to = (object ? 0 : b->handle) + b->offset;
+    if (a_bytes == 0 || b_bytes == 0 || (object && a->handle != b->handle)) return false;
+    return from < to + b_bytes && to < from + a_bytes;
+}
+
 bool tess_tensors_meet(const tess_tensor *a, const tess_shape *a_shape, const tess_tensor *b,
                        const tess_shape *b_shape) {
     if (a->buffer.kind == TESS_BUFFER_OBJECT && a->buffer.handle != b->buffer.handle) return false;

@@ -36,6 +36,9 @@ tess_status tess_check_apart(const char *function, const char *name, const tess_
 tess_status tess_check_output(const char *function, const tess_device *device, const char *name,
                               const tess_tensor *tensor, const tess_shape *shape, uint64_t *bytes);
 
+/* Whether so many bytes of two buffers share memory. */
+bool tess_buffers_meet(const tess_buffer *a, uint64_t a_bytes, const tess_buffer *b,
+                       uint64_t b_bytes);
 /* Whether elements of two tensors certainly share memory. */
 bool tess_tensors_meet(const tess_tensor *a, const tess_shape *a_shape, const tess_tensor *b,
                        const tess_shape *b_shape);

@@ -45,7 +45,7 @@ void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         if (layout->patterns[c].kind != TESS_HEAD_DENSE) return;
     }
-    if (tile_rows < grid->block || tile_rows / grid->block + 2 > MAX_TILE_BLOCKS) return;
+    if (tile_rows / grid->block + 2 > MAX_TILE_BLOCKS) return;
     grid->unit = grid->step = tile_rows;
     grid->blocks = tile_rows % grid->block ? 0 : tile_rows / grid->block;
     grid->from_end = true;

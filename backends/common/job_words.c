@@ -121,6 +121,10 @@ AT_WORD(tess_step_plan, positions, TESS_WORD_PLAN_POSITIONS);
 AT_WORD(tess_step_plan, slot_blocks, TESS_WORD_PLAN_SLOT_BLOCKS);
 AT_WORD(tess_step_plan, phases, TESS_WORD_PLAN_PHASES);
 AT_WORD(tess_step_plan, phases_wrap, TESS_WORD_PLAN_PHASES_WRAP);
+AT_WORD(tess_step_plan, q_above, TESS_WORD_PLAN_Q_ABOVE);
+AT_WORD(tess_step_plan, q_most, TESS_WORD_PLAN_Q_MOST);
+AT_WORD(tess_step_plan, head_at, TESS_WORD_PLAN_HEAD_AT);
+AT_WORD(tess_step_plan, first_merge, TESS_WORD_PLAN_FIRST_MERGE);
 HAS_WORDS(tess_step_plan, TESS_STEP_PLAN_WORDS);
 
 AT_WORD(tess_step_run, head, TESS_WORD_RUN_HEAD);

@@ -10,11 +10,13 @@ typedef struct instance {
     int32_t head_dim;
     uint32_t rows;
     uint32_t groups;  /* workgroups of least size that a multiprocessor has registers for */
+    uint32_t warps;   /* of each of them: as many as have two stages of a Hopper's memory */
     uint32_t element; /* bytes of an element of K and V */
 } instance;
 
-#define INSTANCE(head_dim, rows, groups)       {head_dim, rows, groups, 2},
-#define CODED_INSTANCE(head_dim, rows, groups) {head_dim, rows, groups, 1},
+#define WARPS_OF(head_dim)                     (TESS_DECODE_WARPS - ((head_dim) > 192))
+#define INSTANCE(head_dim, rows, groups)       {head_dim, rows, groups, WARPS_OF(head_dim), 2},
+#define CODED_INSTANCE(head_dim, rows, groups) {head_dim, rows, groups, WARPS_OF(head_dim), 1},
 static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)
                                          TESS_DECODE_CODED_INSTANCES(CODED_INSTANCE)};
 
@@ -35,13 +37,14 @@ typedef struct machine {
     const char *arch;
     unsigned shared_bytes;
     uint32_t bandwidth; /* MB/s */
+    int one_stage;      /* see suits_one_stage; where it was measured */
 } machine;
 
 static const machine *machine_of(const tess_driver_device *d) {
     static const machine machines[] = {
-        {"sm_80", 164 << 10, 1500000},  {"sm_87", 164 << 10, 180000},
-        {"sm_90", 228 << 10, 4300000},  {"sm_100", 228 << 10, 7000000},
-        {"sm_103", 228 << 10, 7000000}, {"", 100 << 10, 850000}};
+        {"sm_80", 164 << 10, 1500000, 0},  {"sm_87", 164 << 10, 180000, 0},
+        {"sm_90", 228 << 10, 4300000, 1},  {"sm_100", 228 << 10, 7000000, 0},
+        {"sm_103", 228 << 10, 7000000, 0}, {"", 100 << 10, 850000, 0}};
     const machine *x = machines;
     while (x->arch[0] && strcmp(d->arch, x->arch) != 0) x++;
     return x;
@@ -86,7 +89,7 @@ static launch_shape shape_of(const tess_driver_device *d, const instance *x, uin
 static launch_shape smallest_shape(const tess_driver_device *d, const instance *x) {
     enum { LEAST_STAGES = 2 };
     for (uint32_t groups = x->groups; groups > 1; groups--) {
-        const launch_shape s = shape_of(d, x, groups, TESS_DECODE_WARPS);
+        const launch_shape s = shape_of(d, x, groups, x->warps);
         if (s.stages >= LEAST_STAGES) return s;
     }
     return shape_of(d, x, 1, TESS_DECODE_WARPS);
@@ -96,9 +99,22 @@ static uint64_t units_of(const tess_driver_device *d) {
     return d->units > 0 ? (uint64_t)d->units : 1;
 }
 
-/* The largest workgroup: one for a multiprocessor. */
+/* The largest workgroup: one for a multiprocessor. Of long rows it has fewer warps and a stage
+ * more. */
 static launch_shape largest_shape(const tess_driver_device *d, const instance *x) {
-    return shape_of(d, x, 1, TESS_DECODE_WARPS * smallest_shape(d, x).groups);
+    const launch_shape least = smallest_shape(d, x);
+    return shape_of(d, x, 1,
+                    x->warps < TESS_DECODE_WARPS ? TESS_DECODE_WARPS : least.warps * least.groups);
+}
+
+/* The workgroup memory of a launch. Where a workgroup has a single stage, more of them would fit
+ * than are meant to run at a time, and the device would not deal them out evenly. */
+static unsigned launch_bytes(const tess_driver_device *d, const instance *x,
+                             const launch_shape *by) {
+    const unsigned bytes = shared_bytes(x, by), share = machine_of(d)->shared_bytes;
+    return by->stages > 1 || bytes > share / (by->groups + 1) || by->groups == 1
+               ? bytes
+               : share / (by->groups + 1);
 }
 
 /* The number of jobs before any split. A job has rows of the heads of one class of a kv head. Past
@@ -109,6 +125,15 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
     const uint64_t heads = (key->n_heads + runs - 1) / runs,
                    tiles = ((uint64_t)key->max_q_len * heads + x->rows - 1) / x->rows;
     return tiles < MANY && key->batch < MANY ? tiles * key->batch * runs : MANY;
+}
+
+/* Whether two workgroups of one stage each read as fast as the memory allows. With more in flight,
+ * some multiprocessors get more than their share of the bandwidth, and the last ones end later. In
+ * pages a stage waits for its page id, too, and lengths of a step may differ. */
+static int suits_one_stage(const tess_driver_device *d, const instance *x,
+                           const tess_kernel_key *key) {
+    return machine_of(d)->one_stage && x->head_dim == 128 && x->rows == 16 && x->element == 2 &&
+           key->page == 0 && !key->compact && !key->steps;
 }
 
 /* Chooses workgroups by the number of unsplit jobs. If larger workgroups nearly fill the device,
@@ -124,11 +149,14 @@ static launch_shape shape_for(const tess_driver_device *d, const instance *x,
                    even = key->steps ||
                           4 * ((uint64_t)key->kv_keys / batch) >= 3 * (uint64_t)key->max_kv_len,
                    fewer = (least.groups - 1) * units_of(d);
+    if (x->warps < TESS_DECODE_WARPS) return jobs > units_of(d) ? least : largest_shape(d, x);
     for (uint32_t waves = 1; waves <= 4; waves++)
         for (uint32_t groups = 1; groups < least.groups; groups++) {
             const uint64_t room = waves * groups * units_of(d);
             const int fits = waves == 1 ? 4 * jobs >= 3 * room : even && 10 * jobs >= 9 * room;
             if (jobs > room || waves > 2 * groups || !fits) continue;
+            if (groups == 2 && even && 10 * jobs >= 9 * room && suits_one_stage(d, x, key))
+                return (launch_shape){groups, TESS_DECODE_WARPS, 1};
             return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
         }
     if (least.groups > 2 && jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
@@ -227,7 +255,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
         TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, groups,
-                                               32 * by.warps, shared_bytes(x, &by), stream,
+                                               32 * by.warps, launch_bytes(d, x, &by), stream,
                                                parameters));
         done += items;
     }

@@ -80,7 +80,8 @@ void tess_vk_matrices_find(const tess_host *host, const vk_api *vk, tess_vk_foun
 enum { SUBGROUPS = 4, LEAST_KEYS = 16, BITS = 32 }; /* BITS: of an invocation, one for each score */
 static uint32_t shared_bytes(const tess_portable_shape *s, uint32_t m, uint32_t n) {
     enum { LISTS = 4 * 20, ROW = 32, BOUNDS = 32, RISEN = 16 };
-    return s->keys * (2 * (2 * s->head_dim + 16) + LISTS) + s->rows * ROW + s->rows / m * BOUNDS +
+    const uint32_t kv = s->keys * 2 * (2 * s->head_dim + 16), o = SUBGROUPS * m * (4 * n + 16);
+    return (kv > o ? kv : o) + s->keys * LISTS + s->rows * ROW + s->rows / m * BOUNDS +
            4 * SUBGROUPS * m * (n + 4) + RISEN;
 }
 
@@ -105,14 +106,13 @@ void tess_vk_matrix_shape(const tess_vk_device *d, const tess_kernel_key *key,
 tess_status tess_vk_matrix_prepare(tess_vk_device *d, const tess_kernel_key *key,
                                    const tess_portable_shape *s, vk_handle *pipeline) {
     const tess_vk_matrices *x = &d->found.matrices;
-    const vk_properties *device = &d->found.properties;
     const uint32_t subgroups = s->threads / x->subgroup, m = x->product[key->dtype].m,
                    n = x->product[key->dtype].n, k = x->product[key->dtype].k;
     /* NVIDIA documents the fragments of its products: A of 16 x 16 is laid out as C is. */
-    const int direct = device->vendor == VK_VENDOR_NVIDIA && m == 16 && n == 16 && k == 16;
+    const int direct = d->found.properties.vendor == VK_VENDOR_NVIDIA && m * n * k == 16 * 16 * 16;
     const tess_vk_constants c = {{s->head_dim, subgroups, s->keys, s->threads,
                                   s->rows / subgroups / m, m, n, k, x->subgroup,
-                                  device->kind == TVK_DEVICE_CPU, direct}};
+                                  d->found.properties.kind == TVK_DEVICE_CPU, direct}};
     const tess_status status =
         tess_vk_matrix_pipeline(d, s->head_dim == VK_MATRIX_DIMS, key->dtype, &c, pipeline);
     if (status != TESS_ERROR_NATIVE) return status;

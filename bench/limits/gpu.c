@@ -11,10 +11,11 @@
 #include "clock.h"
 #include "stats.h"
 
-enum { MIN_SAMPLES = 5, MAX_SAMPLES = 16, MOST_TURNS = 1 << 20 };
-static const double WARM_UP = 0.15, LEAST_RUN = 2e-3;
-enum { PRODUCT_SMALL = 2048, PRODUCT_LARGE = 8192 };
-/* A product of PRODUCT_SMALL that is faster than this says little; one of PRODUCT_LARGE follows. */
+enum { MIN_SAMPLES = 5, MAX_SAMPLES = 16, BURSTS = 4, MOST_TURNS = 1 << 20 };
+static const double WARM_UP = 0.15, REST = 0.1, LEAST_RUN = 2e-3;
+enum { PRODUCT_SMALL = 2048, PRODUCT_MIDDLE = 4096, PRODUCT_LARGE = 8192 };
+/* A product of PRODUCT_SMALL that is faster than this says little; larger ones follow. The largest
+ * shows what power allows, the one in the middle takes as long as a run of attention does. */
 static const double FAST_PRODUCT = 5e-3;
 
 static const gpu_driver *const drivers[] = {&gpu_cuda, &gpu_hip, &gpu_opencl, &gpu_vulkan};
@@ -66,22 +67,41 @@ void gpu_close(const gpu_driver *driver, void *gpu) {
 
 /* ------------------------------------------------------------------ samples */
 
-/* Warms up, samples `run`, and gives the ceiling; 0 after a failure. */
-static int sample(double (*run)(void *what), void *what, double seconds, double work,
-                  bench_ceiling *c) {
-    double start = clock_now(), best = INFINITY;
-    while (clock_now() - start < fmin(WARM_UP, seconds))
-        if (isnan(run(what))) return 0;
-    start = clock_now();
-    while (c->n_samples < MIN_SAMPLES ||
-           (c->n_samples < MAX_SAMPLES && clock_now() - start < seconds)) {
+/* A few runs one after the other. They become the ceiling where they are faster than those that it
+ * has; 0 after a failure. */
+static int sample_burst(double (*run)(void *what), void *what, double seconds, double work,
+                        bench_ceiling *c) {
+    const double start = clock_now();
+    double samples[MAX_SAMPLES], best = INFINITY;
+    int n = 0;
+    while (n < MIN_SAMPLES || (n < MAX_SAMPLES && clock_now() - start < seconds)) {
         const double t = run(what);
         if (!(t > 0)) return 0;
-        c->samples[c->n_samples++] = t;
+        samples[n++] = t;
         best = fmin(best, t);
     }
-    c->rate = work / stats_median(c->samples, (size_t)c->n_samples);
+    const double rate = work / stats_median(samples, (size_t)n);
+    if (rate <= c->rate) return 1;
+    memcpy(c->samples, samples, (size_t)n * sizeof *samples);
+    c->n_samples = n;
+    c->rate = rate;
     c->best = work / best;
+    return 1;
+}
+
+/* Warms up, samples `run` in bursts, and gives the ceiling; 0 after a failure. The rest between
+ * bursts is as problems have it while their inputs are made: without one a GPU lowers its clock to
+ * keep to its power, and the limit would lie below what a short problem reaches. */
+static int sample(double (*run)(void *what), void *what, double seconds, double work,
+                  bench_ceiling *c) {
+    const double start = clock_now(), most = fmin(WARM_UP, seconds) + seconds;
+    while (clock_now() - start < fmin(WARM_UP, seconds))
+        if (isnan(run(what))) return 0;
+    for (int burst = 0; burst < BURSTS; burst++) {
+        if (burst) clock_rest(fmin(REST, seconds));
+        if (!sample_burst(run, what, seconds / BURSTS, work, c)) return 0;
+        if (clock_now() - start > most) break;
+    }
     return 1;
 }
 
@@ -163,18 +183,19 @@ void gpu_products_close(gpu_products *x) {
     free(x);
 }
 
-/* Returns 1 when the library gave a product of the type. */
-static int measure_products(const gpu_library *library, const bench_device *d, uint32_t dtype,
-                            double seconds, const gpu_sink *sink) {
+/* Products of one size. Returns 1 when the library gave them; `*fast` where they say little, and
+ * nothing was measured then. */
+static int measure_size(const gpu_library *library, const bench_device *d, uint32_t dtype,
+                        int64_t size, double seconds, int *fast, const gpu_sink *sink) {
     char why[256] = "";
-    bench_ceiling c = {.unit = BENCH_GEMM, .dtype = dtype, .size = PRODUCT_SMALL};
-    gpu_products *x = gpu_products_open(library, d, dtype, c.size, &c, why, sizeof why);
-    if (x && gpu_products_run(x) < FAST_PRODUCT) {
+    bench_ceiling c = {.unit = BENCH_GEMM, .dtype = dtype, .size = size};
+    gpu_products *x = gpu_products_open(library, d, dtype, size, &c, why, sizeof why);
+    if (x && fast && gpu_products_run(x) < FAST_PRODUCT) {
         gpu_products_close(x);
-        c.size = PRODUCT_LARGE;
-        x = gpu_products_open(library, d, dtype, c.size, &c, why, sizeof why);
+        *fast = 1;
+        return 1;
     }
-    const double n = (double)c.size;
+    const double n = (double)size;
     const int done =
         x && sample(run_products, x, seconds, 2 * n * n * n, &c) && gpu_products_check(x);
     if (done)
@@ -185,20 +206,24 @@ static int measure_products(const gpu_library *library, const bench_device *d, u
     return done;
 }
 
-static int loop_of(uint32_t dtype) {
-    return dtype == TESS_F32 ? GPU_F32 : dtype == TESS_F16 ? GPU_F16 : GPU_BF16;
+/* Returns 1 when the library gave a product of the type. */
+static int measure_products(const gpu_library *library, const bench_device *d, uint32_t dtype,
+                            double seconds, const gpu_sink *sink) {
+    int fast = 0;
+    const int done = measure_size(library, d, dtype, PRODUCT_SMALL, seconds, &fast, sink);
+    if (!done || !fast) return done;
+    const int large = measure_size(library, d, dtype, PRODUCT_LARGE, seconds, NULL, sink);
+    return measure_size(library, d, dtype, PRODUCT_MIDDLE, seconds, NULL, sink) || large;
 }
 
 void gpu_limits(const bench_device *d, double seconds, const gpu_sink *sink) {
     /* Every library has f32. */
     static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
-    int vendors[GPU_LOOPS] = {0}; /* which types the vendor's own library multiplies */
     char why[256] = "";
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)
         for (int t = 0; t < 3 && strcmp(libraries[i]->backend, d->backend) == 0; t++) {
             const int found = measure_products(libraries[i], d, dtypes[t], seconds / 8, sink);
             if (t == 0 && !found) break; /* the library is not there */
-            if (found && libraries[i]->rank == GPU_VENDORS) vendors[loop_of(dtypes[t])] = 1;
         }
     const gpu_driver *driver = gpu_driver_of(d);
     void *gpu = driver ? gpu_open(driver, d, why, sizeof why) : NULL;
@@ -207,6 +232,6 @@ void gpu_limits(const bench_device *d, double seconds, const gpu_sink *sink) {
         return;
     }
     for (int loop = GPU_COPY; loop < GPU_LOOPS; loop++)
-        if (!vendors[loop]) measure_loop(driver, gpu, d, loop, seconds / 8, sink);
+        measure_loop(driver, gpu, d, loop, seconds / 8, sink);
     gpu_close(driver, gpu);
 }

@@ -86,9 +86,8 @@ int gpu_library_rank(const bench_device *d);
 int gpu_index(const bench_device *d);
 
 /* In a process of its own: measures everything that can be, and gives each ceiling to `found` and
- * each reason for a missing one to `note`. Multiply-add loops run for types that no library of the
- * vendor's multiplies.
- */
+ * each reason for a missing one to `note`. Loops run beside what a library multiplies: the best of
+ * all counts. */
 typedef struct gpu_sink {
     void (*found)(void *user, const bench_ceiling *c);
     void (*note)(void *user, const char *text);

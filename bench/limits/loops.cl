@@ -52,17 +52,24 @@ KERNEL void read_loop(GLOBAL const uint4 *from, GLOBAL uint4 *to) {
 #define START(i) a##i = x + i,
 #define ADD(i)   a##i = FMA(a##i, y, x);
 #define SUM(i)   sum += a##i;
-#define FMA_LOOP(name, VECTOR, SCALAR)                                     \
+// Elements of a vector differ, or a compiler computes one for all of them.
+#define PAIR x.y += 1;
+#define FOUR x.y += 1, x.z += 2, x.w += 3;
+#define FMA_LOOP(name, VECTOR, SCALAR, DIFFER)                             \
     KERNEL void name(GLOBAL float *to, unsigned turns) {                   \
         VECTOR x = (VECTOR)((SCALAR)THREAD), y = (VECTOR)((SCALAR)0.999f); \
+        DIFFER                                                             \
         VECTOR EACH(START) sum = x;                                        \
         for (unsigned n = 0; n < turns; n++) { EACH(ADD) }                 \
         EACH(SUM)                                                          \
-        if (sum.x == (SCALAR)1.2345f) to[0] = 1;                           \
+        if (LANES(sum) == (SCALAR)1.2345f) to[0] = 1;                      \
     }
-FMA_LOOP(fma_f32, FLOAT4, float)
+#define LANES(v) (v.x + v.y + v.z + v.w)
+FMA_LOOP(fma_f32, FLOAT4, float, FOUR)
 #ifdef HALF
-FMA_LOOP(fma_f16, HALF2, HALF)
+#undef LANES
+#define LANES(v) (v.x + v.y)
+FMA_LOOP(fma_f16, HALF2, HALF, PAIR)
 #endif
 
 // Matrix units: a product is of one subgroup, with operands and sums in registers. Sums begin with

@@ -10,7 +10,8 @@
 #include "results.h"
 
 typedef struct limits_job {
-    int kind, provider, threads, known; /* what they mean is the work's affair */
+    int kind, provider, threads; /* what they mean is the work's affair */
+    bench_ceiling again;         /* rate above 0: another round of this one alone */
     double seconds;
     double limit;        /* after so many seconds the child is killed */
     char name[64];       /* for messages about the child */

@@ -161,7 +161,7 @@
 #define TESS_WORD_STEP_ROWS          10u
 
 /* tess_step_plan */
-#define TESS_STEP_PLAN_WORDS         40u
+#define TESS_STEP_PLAN_WORDS         44u
 #define TESS_WORD_PLAN_BATCH         0u
 #define TESS_WORD_PLAN_Q_LEN         1u
 #define TESS_WORD_PLAN_KV_LEN        2u
@@ -202,6 +202,10 @@
 #define TESS_WORD_PLAN_SLOT_BLOCKS   37u
 #define TESS_WORD_PLAN_PHASES        38u
 #define TESS_WORD_PLAN_PHASES_WRAP   39u
+#define TESS_WORD_PLAN_Q_ABOVE       40u
+#define TESS_WORD_PLAN_Q_MOST        41u
+#define TESS_WORD_PLAN_HEAD_AT       42u
+#define TESS_WORD_PLAN_FIRST_MERGE   43u
 
 /* tess_step_run, of which a tess_step_plan has as many as RUNS says right behind it */
 #define TESS_STEP_RUN_WORDS   4u

@@ -243,6 +243,11 @@ typedef struct tess_kv_head {
  * kernel finds all tables in one buffer. The plan's own tables end with a tess_step_plan, its runs
  * and its storage groups.
  *
+ * Where sequences have different kernels, by their rows, each kernel has a head, 256 bytes after
+ * the one before, room among the jobs and merges, words for the storage groups, and a
+ * tess_step_plan with what follows it. A launch is then given the places that are its kernel's, and
+ * there is a TESS_OP_PREPARE for each of them.
+ *
  * Each storage group has its own room among the jobs, of which the step uses the first ones: up to
  * the number that the group's word holds. A launch has the whole room, and workgroups past that
  * number leave.
@@ -254,7 +259,9 @@ typedef struct tess_kv_head {
  * there is room for them.
  */
 typedef struct tess_step_head {
-    uint32_t n_jobs, n_merges, n_partials;
+    uint32_t n_jobs;   /* of the kernel */
+    uint32_t n_merges; /* the number of the merge after its last one */
+    uint32_t n_partials;
     uint32_t n_clamped;            /* lengths and positions that were out of range */
     uint32_t length;               /* key blocks of a part that the plan's rule chose; 0: none */
     uint32_t unsplit_ticks, ticks; /* what the rule expects, without parts and as chosen; or 0 */
@@ -293,6 +300,9 @@ typedef struct tess_step_plan {
     /* Of compact plans, else 0: key blocks of a list of slots for each phase, and phases. That of a
      * first key block is it modulo `phases` where phases_wrap is 1, else at most the last one. */
     uint32_t slot_blocks, phases, phases_wrap;
+    /* One of several kernels: it has the sequences with q_above < q_len <= q_most, a head of its
+     * own at this word of the step buffer, and the merges from number first_merge on. */
+    uint32_t q_above, q_most, head_at, first_merge;
 } tess_step_plan;
 
 /* Consecutive query heads of one kv head and one class. */

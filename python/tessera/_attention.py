@@ -49,8 +49,9 @@ def _observed() -> bool:
 
 
 class _Direct(torch.autograd.Function):
-    """Forward and backward past the operators. Lengths are bytes; with the words they are one
-    argument each, because every argument of a Function costs time."""
+    """Forward and backward past the operators. Lengths are bytes; they, the words and whether LSE
+    is returned are one argument, because every argument of a Function costs time. So does every
+    result: LSE is one only where the caller asked for it."""
 
     @staticmethod
     def forward(
@@ -58,26 +59,34 @@ class _Direct(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[_runs.Words, _shapes.Lengths | None],
-    ) -> tuple[Tensor, Tensor | None]:
-        o, lse = _runs.forward(q, k, v, *call)
+        call: tuple[_runs.Words, _shapes.Lengths | None, bool],
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        words, lengths, both = call
+        o, lse = _runs.forward(q, k, v, words, lengths, True)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return o, lse
+        return (o, lse) if both else o
 
     @staticmethod
-    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> Any:
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> Any:
         if d_o is None and d_lse is None:
             return None, None, None, None
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
-        words, lengths = ctx.call
+        words, lengths, _ = ctx.call
         plain = _is_plain(d_o) and (d_lse is None or _is_plain(d_lse))
-        if not plain or torch.is_grad_enabled() or _observed():
-            tensors = _runs.as_tensors(lengths)
-            made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
-        else:
-            made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths)
+        try:
+            if not plain or torch.is_grad_enabled() or _observed():
+                tensors = _runs.as_tensors(lengths)
+                made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
+            else:
+                made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths, True)
+        except (RuntimeError, NotImplementedError) as error:
+            if not isinstance(error, _errors.Error):
+                for name, x in (("O", d_o), ("LSE", d_lse)):
+                    if x is not None:
+                        _runs.ordinary([f"attention: the gradient of {name}"], x)
+            raise
         return *made, None
 
 
@@ -285,10 +294,9 @@ def attention(
                 # Views that PyTorch negates when it reads them. To operators it gives the values.
                 q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
             lengths = _runs.lengths(q, given) if given else None
-            if graph:
-                o, lse = _direct(q, k, v, (words, lengths))
-            else:
-                o, lse = _runs.forward(q, k, v, words, lengths)
+            if graph:  # O, or the pair
+                return _direct(q, k, v, (words, lengths, return_lse))  # type: ignore[no-any-return]
+            o, lse = _runs.forward(q, k, v, words, lengths, True)
         except RuntimeError as error:
             if not isinstance(error, _errors.Error):
                 _runs.ordinary(_QKV, q, k, v)
@@ -448,6 +456,9 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
     Returns (O, LSE) of the same shapes and types. A part whose LSE is -inf contributes nothing; a
     row where all are is 0 with an LSE of -inf. Differentiable, in O and LSE.
     """
+    if layout not in _shapes.LAYOUTS:
+        some = ", ".join(map(repr, _shapes.LAYOUTS))
+        raise _errors.InvalidArgument(f"merge: layout: one of {some} is needed, got {layout!r}")
     if not o_and_lse:
         raise _errors.InvalidArgument("merge: at least one pair of (O, LSE) is needed, got none")
     for n, pair in enumerate(o_and_lse):
@@ -464,6 +475,11 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
                 raise _errors.InvalidArgument(
                     f"merge: pair {n}: {name}: rows on {o_and_lse[0][0].device} are needed, got "
                     f"{list(x.shape)} on {x.device}"
+                )
+            if not x.is_floating_point() or (name == "O" and x.dtype != o_and_lse[0][0].dtype):
+                needed = "real numbers" if n == 0 or name == "LSE" else "those of pair 0"
+                raise _errors.InvalidArgument(
+                    f"merge: pair {n}: {name}: {needed} are needed, got {x.dtype}"
                 )
         if o.shape != o_and_lse[0][0].shape or _by_row(lse, layout).shape[:-1] != o.shape[:-1]:
             raise _errors.InvalidArgument(

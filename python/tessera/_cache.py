@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from . import (
@@ -25,6 +26,7 @@ from . import (
 )
 
 Tensor = torch.Tensor
+Bounds = npt.NDArray[np.int64]
 
 _DTYPES = {torch.float32: _native.F32, torch.float16: _native.F16, torch.bfloat16: _native.BF16}
 _KV = {"int8": (torch.int8, _native.I8), "e4m3": (torch.float8_e4m3fn, _native.F8E4M3)}
@@ -62,9 +64,19 @@ def _number(argument: str, value: object, least: int, most: int = _MOST - 1) -> 
 
 
 def _place(device: torch.device | str | None) -> torch.device:
-    found = torch.device("cpu" if device is None else device)
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except RuntimeError:
+        raise _wrong("device", "the CPU or a CUDA device is needed", repr(device)) from None
+    except TypeError:
+        raise TypeError(f"KVCache: device: a device is needed, got {device!r}") from None
     if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise _errors.Unavailable(f"KVCache: device: {found}: PyTorch finds no CUDA device")
         index = torch.cuda.current_device() if found.index is None else found.index
+        if index >= torch.cuda.device_count():
+            most = torch.cuda.device_count() - 1
+            raise _wrong("device", f"cuda:0 to cuda:{most} is needed", found)
         return torch.device("cuda", index)
     if found.type != "cpu":
         raise _wrong("device", "the CPU or a CUDA device is needed", found)
@@ -100,6 +112,8 @@ class KVCache:
     max_chunk: the most tokens a sequence may take at once, and be rolled back by. Longer inputs are
         taken in chunks of it. More of them make the ring of every sequence longer.
     kv_dtype: "int8" or "e4m3": K and V of 8 bits, with a float32 scale for each token and kv head.
+    part_tokens: the cache keeps a part of the keys, at most so many of a sequence, as a rank does
+        that shares long sequences with others: see `part`. None: all keys.
 
     A cache is used by one thread at a time, and on CUDA in the order of the current stream. It is
     no part of autograd. copy.deepcopy makes a cache of the same content with pools of its own;
@@ -125,6 +139,7 @@ class KVCache:
         pages: int | Sequence[int] | Literal["grow"] | None = None,
         max_chunk: int = 512,
         kv_dtype: Literal["int8", "e4m3"] | None = None,
+        part_tokens: int | None = None,
     ) -> None:
         if not isinstance(pattern, patterns.Pattern):
             raise TypeError(
@@ -158,6 +173,9 @@ class KVCache:
         if self.page not in _PAGES:
             raise _wrong("page", f"one of {_PAGES} is needed", page)
         self.max_chunk = min(_number("max_chunk", max_chunk, 1), self.max_tokens)
+        if part_tokens is not None:
+            part_tokens = _number("part_tokens", part_tokens, 1, self.max_tokens)
+        self.part_tokens = part_tokens
 
         self._groups = _cache_pages.groups(
             pattern, self.heads, self.kv_heads, self.max_tokens, self.max_chunk, page
@@ -178,7 +196,7 @@ class KVCache:
         """The pages of each storage group."""
         groups = self._groups
         if pages is None:
-            return [self.sequences * group.pages(self.max_tokens) for group in groups]
+            return [self.sequences * self._most_pages(group) for group in groups]
         if isinstance(pages, str):
             if pages != "grow":
                 raise _wrong("pages", "a number, 'grow' or None is needed", repr(pages))
@@ -187,6 +205,12 @@ class KVCache:
         if len(each) != len(groups):
             raise _wrong("pages", f"a number for each of {len(groups)} storage groups", len(each))
         return [_number("pages", count, 1, 2**31 - 1) for count in each]
+
+    def _most_pages(self, group: _cache_pages.Group) -> int:
+        """The pages of a storage group that a sequence takes at most."""
+        if self.part_tokens is None:
+            return group.pages(self.max_tokens, 0)
+        return group.pages(self.part_tokens, _native.ANY_FIRST)
 
     def append(
         self,
@@ -240,6 +264,7 @@ class KVCache:
             pages=pages,
             max_chunk=self.max_chunk,
             kv_dtype=self.kv_dtype,
+            part_tokens=self.part_tokens,
         )
         memo[id(self)] = made
         made._grows = self._grows
@@ -253,6 +278,7 @@ class KVCache:
             made._pages[n] = one.copy(made._table_host[n])
         made._host, made._longest = list(self._host), list(self._longest)
         made._room, made._same = list(self._room), list(self._same)
+        made._bound(self._kv_first, self._kv_end)
         made._upload()
         return made
 
@@ -320,8 +346,17 @@ class KVCache:
         self._longest = [0] * count  # that each sequence had: what the ring was written up to
         self._room = [0] * count  # tokens that a graph may let each sequence grow to
         self._same = [0] * count  # tokens that take the pages that each sequence has
+        # Positions of the keys that the cache keeps of each sequence: the first, and one past the
+        # last, which is -1 until `part` says it. Steps on the device read them from `_bounds`.
+        self._kv_first = np.zeros(count, dtype=np.int64)
+        end = self.max_tokens if self.part_tokens is None else -1
+        self._kv_end = np.full(count, end, dtype=np.int64)
+        self._bounds: Tensor | None = None
+        if self.part_tokens is not None:
+            self._bounds = torch.empty(2, count, dtype=torch.int32, device=self.device)
+            self._bound(self._kv_first, self._kv_end)
         self._moved = False  # a graph that advances lengths was captured
-        columns = max(group.pages(self.max_tokens) for group in self._groups)
+        columns = max(map(self._most_pages, self._groups))
         self._table_host = np.empty((len(self._groups), count, max(columns, 1)), dtype=np.int32)
         self._pages = [
             _cache_pages.Pages(table, len(pools.k))
@@ -337,9 +372,10 @@ class KVCache:
                 kv_dtype=kind,
                 head_dim=self.head_dim,
                 sequences=count,
-                max_tokens=self.max_tokens,
+                max_tokens=self.part_tokens or self.max_tokens,
                 page=self.page,
                 compact=group.ring > 0,
+                parts=self.part_tokens is not None,
             )
             for group in self._groups
         ]
@@ -454,10 +490,11 @@ class KVCache:
     @property
     @_eager
     def dense_bytes(self) -> int:
-        """Bytes of K and V of the same sequences where every token is kept in `dtype`, each
-        sequence by itself. Waits for the device where a graph may have moved on."""
+        """Bytes of K and V of the same sequences, or of their parts, where every token is kept in
+        `dtype`, each sequence by itself. Waits for the device where a graph may have moved on."""
         token = 2 * self.kv_heads * self.head_dim * self.layers
-        return sum(self._lengths()) * token * self.dtype.itemsize
+        held = sum(self._held(s, tokens) for s, tokens in enumerate(self._lengths()))
+        return held * token * self.dtype.itemsize
 
     @property
     @_eager
@@ -471,6 +508,67 @@ class KVCache:
             f"head_dim={self.head_dim}, dtype={self.dtype}, device={str(self.device)!r}, "
             f"sequences={self.sequences}, max_tokens={self.max_tokens}, layers={self.layers})"
         )
+
+    # --------------------------------------------------------------------------------- parts
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block of the pattern; `first` of `part` is a multiple of it."""
+        return self._groups[0].block
+
+    @_eager
+    def part(self, sequence: int, first: int, tokens: int | None = None) -> None:
+        """Says which keys of a sequence the cache keeps: those at positions first to
+        first + tokens - 1, and no others.
+
+        sequence: a place without tokens. It takes none before this call. What is said here stays
+            when its sequence ends.
+        first: a multiple of `block`.
+        tokens: at most part_tokens of the cache, the default.
+
+        The cache is given all new tokens of the sequence, and every query. `lengths`, `rollback`
+        and max_tokens count all tokens, whether their keys are kept or not. tessera.attention
+        returns (O, LSE) over the part, and tessera.merge makes the whole of those of all parts.
+
+        Raises InvalidArgument where the cache has no part_tokens, or the place has tokens.
+        """
+        lengths = self._lengths()
+        s = _number("part: sequence", sequence, 0, self.sequences - 1)
+        if self.part_tokens is None:
+            raise _wrong("part", "a cache with part_tokens is needed", "one of all keys")
+        if lengths[s]:
+            raise _wrong("part: sequence", "an empty place is needed", f"{lengths[s]} tokens")
+        begin = _number("part: first", first, 0, self.max_tokens)
+        if begin % self.block:
+            raise _wrong("part: first", f"a multiple of block={self.block} is needed", begin)
+        most = self.part_tokens
+        count = most if tokens is None else _number("part: tokens", tokens, 0, most)
+        self._set({s: 0})  # gives back what was reserved
+        kv_first, kv_end = self._kv_first.copy(), self._kv_end.copy()
+        kv_first[s], kv_end[s] = begin, min(begin + count, self.max_tokens)
+        self._bound(kv_first, kv_end)
+        self._same[s] = self._same_pages(s, 0)
+
+    def _bound(self, kv_first: Bounds, kv_end: Bounds) -> None:
+        """Takes other bounds of the parts."""
+        self._kv_first, self._kv_end = kv_first.copy(), kv_end.copy()
+        if self._bounds is not None:
+            self._bounds.copy_(self._to_device(np.stack([kv_first, kv_end])))
+
+    def _held(self, s: int, tokens: int) -> int:
+        """The keys that the cache keeps of a sequence of so many tokens."""
+        return max(0, min(tokens, int(self._kv_end[s])) - int(self._kv_first[s]))
+
+    def _pages_of(self, group: _cache_pages.Group, s: int, tokens: int) -> int:
+        """The pages that a sequence of so many tokens takes."""
+        return group.pages(self._held(s, tokens), int(self._kv_first[s]))
+
+    def _same_pages(self, s: int, tokens: int) -> int:
+        """The most tokens of a sequence that surely take the pages of `tokens`."""
+        if tokens >= self._kv_end[s]:
+            return self.max_tokens
+        held = self._held(s, tokens)
+        return int(self._kv_first[s]) + min(group.same(held) for group in self._groups)
 
     # ------------------------------------------------------------------------------- lengths
 
@@ -527,13 +625,20 @@ class KVCache:
         """Gives sequences the pages of as many tokens as they are to have, and pages of their own
         where the new ones are written. All of it, or OutOfMemory and nothing."""
         for sequence, tokens in wanted.items():
+            if self._kv_end[sequence] < 0:
+                raise _errors.InvalidArgument(
+                    f"{function}: sequence {sequence}: KVCache.part has to say first which keys of "
+                    "it this cache keeps"
+                )
             if tokens > self.max_tokens:
                 raise _errors.InvalidArgument(
                     f"{function}: sequence {sequence} has {self._host[sequence]} tokens and would "
                     f"have {tokens}: max_tokens of the cache is {self.max_tokens}"
                 )
         grow = {s: tokens for s, tokens in wanted.items() if tokens > self._same[s]}
-        pages_of = [{s: group.pages(t) for s, t in grow.items()} for group in self._groups]
+        pages_of = [
+            {s: self._pages_of(group, s, t) for s, t in grow.items()} for group in self._groups
+        ]
         copies: list[dict[int, list[int]]] = []
         counts = []
         for n, (group, pages) in enumerate(zip(self._groups, self._pages, strict=True)):
@@ -542,8 +647,11 @@ class KVCache:
             if pages.shared:
                 writers: collections.Counter[int] = collections.Counter()
                 for s, tokens in wanted.items():
-                    if tokens > self._host[s]:
-                        columns = group.columns(self._host[s], tokens)
+                    kv_first = int(self._kv_first[s])
+                    begin = max(self._host[s], kv_first)
+                    end = min(tokens, int(self._kv_end[s]))
+                    if end > begin:
+                        columns = group.columns(begin, end, kv_first)
                         shared[s] = pages.not_own(s, columns)
                         writers.update(int(pages.table[s, c]) for c in shared[s])
                 # The last one that writes to a page keeps it.
@@ -569,7 +677,7 @@ class KVCache:
             if pairs:
                 self._copy(n, pairs)
         for s, tokens in grow.items():
-            self._same[s] = min(group.same(tokens) for group in self._groups)
+            self._same[s] = self._same_pages(s, tokens)
 
     def _copy(self, n: int, pairs: list[tuple[int, int]]) -> None:
         """Copies pages of a storage group, in all layers."""
@@ -600,9 +708,13 @@ class KVCache:
         if sequences is None:
             chosen = [s for s in range(self.sequences) if lengths[s]]
         else:
-            chosen = [
-                _number("reserve: sequences", s, 0, self.sequences - 1) for s in sequences
-            ]
+            try:
+                given = list(sequences)
+            except TypeError:
+                raise TypeError(
+                    f"KVCache: reserve: sequences: a list of integers is needed, got {sequences!r}"
+                ) from None
+            chosen = [_number("reserve: sequences", s, 0, self.sequences - 1) for s in given]
         self._extend({s: lengths[s] + amount for s in chosen}, "KVCache: reserve")
         for s in chosen:
             self._room[s] = lengths[s] + amount
@@ -636,7 +748,7 @@ class KVCache:
                 raise _wrong(f"rollback: tokens of sequence {s}", f"0 to {lengths[s]}", count)
             left = lengths[s] - count
             if count and left and left < self._longest[s] - self.max_chunk:
-                if self._overwritten(self._longest[s]):
+                if self._overwritten(s):
                     raise _errors.InvalidArgument(
                         f"KVCache: rollback: sequence {s} would go back to {left} tokens, more "
                         f"than max_chunk={self.max_chunk} below the {self._longest[s]} that it "
@@ -644,9 +756,10 @@ class KVCache:
                     )
         return {s: lengths[s] - count for s, count in enumerate(each) if count}
 
-    def _overwritten(self, tokens: int) -> bool:
-        """Whether a sequence that was so long has overwritten any of its keys."""
-        return any(group.places(tokens) < tokens for group in self._groups)
+    def _overwritten(self, s: int) -> bool:
+        """Whether a sequence has overwritten any of its keys."""
+        held, kv_first = self._held(s, self._longest[s]), int(self._kv_first[s])
+        return any(group.places(held, kv_first) < held for group in self._groups)
 
     def _lengthen(self, lengths: dict[int, int], more: Sequence[Any]) -> Tensor:
         """Longer lengths, whose pages are there; otherwise as _upload."""
@@ -665,8 +778,8 @@ class KVCache:
             if not tokens:
                 self._longest[s] = 0
             for group, pages in zip(self._groups, self._pages, strict=True):
-                pages.resize(s, min(pages.used[s], group.pages(tokens)))
-            self._same[s] = min(group.same(tokens) for group in self._groups)
+                pages.resize(s, min(pages.used[s], self._pages_of(group, s, tokens)))
+            self._same[s] = self._same_pages(s, tokens)
         self._cut = {s: n for s, n in cut.items() if self._host[s] > n}
         self._upload()
 
@@ -721,6 +834,8 @@ class KVCache:
             pages.share(source, target)
         self._host[target], self._longest[target] = lengths[source], self._longest[source]
         self._same[target] = self._same[source]
+        self._kv_first[target], self._kv_end[target] = self._kv_first[source], self._kv_end[source]
+        self._bound(self._kv_first, self._kv_end)
         # What was reserved is shared now, and a graph copies no pages.
         self._room[source], self._room[target] = lengths[source], lengths[source]
         self._upload()
@@ -746,6 +861,7 @@ class KVCache:
             raise _wrong("select: sequences", f"1 to {_MOST_SEQUENCES} are needed", len(chosen))
         self._whole("KVCache: select")
         lengths, longest, same, pages = self._lengths(), self._longest, self._same, self._pages
+        kv_first, kv_end = self._kv_first[chosen], self._kv_end[chosen]
         if len(chosen) != self.sequences:
             self.sequences = len(chosen)
             with torch.inference_mode(False):
@@ -757,4 +873,5 @@ class KVCache:
         self._longest = [longest[s] for s in chosen]
         self._same = [same[s] for s in chosen]
         self._room = list(self._host)
+        self._bound(kv_first, kv_end)
         self._upload()

@@ -70,45 +70,46 @@ class Group:
         block: int,
     ) -> None:
         self.layout, self.kv_heads, self.ring, self.heads = layout, kv_heads, ring, heads
-        self._page, self._block = page, block
+        self._page, self.block = page, block
         self._number = ctypes.c_int64()
         # Pages change only where a token begins a page or a block, if one divides the other.
         near = min(page, block)
         self._step = near if max(page, block) % near == 0 else 1
 
-    def pages(self, tokens: int) -> int:
-        """The pages that a sequence of so many tokens takes."""
-        return self._ask(tokens, self._page)
+    def pages(self, tokens: int, kv_first: int) -> int:
+        """The pages that so many keys of a sequence take, from position kv_first on. ANY_FIRST: the
+        most that they take wherever they begin."""
+        return self._ask(tokens, kv_first, self._page)
 
-    def places(self, tokens: int) -> int:
-        """The token places that it takes."""
-        return self._ask(tokens, 0)
+    def places(self, tokens: int, kv_first: int) -> int:
+        """The token places that they take."""
+        return self._ask(tokens, kv_first, 0)
 
-    def _ask(self, tokens: int, page: int) -> int:
+    def _ask(self, tokens: int, kv_first: int, page: int) -> int:
         number = self._number
         _native.call(
-            "tess_layout_pages",
-            self.layout.handle, 0, tokens, page, ctypes.byref(number),
+            "tess_layout_part_pages",
+            self.layout.handle, 0, kv_first, tokens, page, ctypes.byref(number),
         )  # fmt: skip
         return int(number.value)
 
     def same(self, tokens: int) -> int:
-        """The most tokens that surely take the pages of `tokens`, and no more."""
+        """The most keys that surely take the pages of `tokens`, and no more."""
         return math.ceil(tokens / self._step) * self._step
 
-    def columns(self, first: int, end: int) -> list[int]:
+    def columns(self, first: int, end: int, kv_first: int) -> list[int]:
         """The places in a sequence's row of the table of the pages that tokens first to end - 1
-        are written to."""
+        are written to, where its keys begin at position kv_first."""
         found: set[int] = set()
-        for block in range(first // self._block, math.ceil(end / self._block)):
-            start = max(first, block * self._block) - block * self._block
-            last = min(end, (block + 1) * self._block) - block * self._block - 1
+        for block in range(first // self.block, math.ceil(end / self.block)):
+            start = max(first, block * self.block) - block * self.block
+            last = min(end, (block + 1) * self.block) - block * self.block - 1
             for head in range(len(self.kv_heads)):
                 _native.call(
-                    "tess_layout_slot",
-                    self.layout.handle, head, block, ctypes.byref(self._number),
+                    "tess_layout_part_slot",
+                    self.layout.handle, head, kv_first, block, ctypes.byref(self._number),
                 )  # fmt: skip
-                place = int(self._number.value) * self._block
+                place = int(self._number.value) * self.block
                 found.update(
                     range((place + start) // self._page, (place + last) // self._page + 1)
                 )

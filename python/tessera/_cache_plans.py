@@ -31,9 +31,10 @@ class Setting(NamedTuple):
     kv_dtype: int  # 0: dtype
     head_dim: int
     sequences: int
-    max_tokens: int
+    max_tokens: int  # keys of a sequence, or of its part
     page: int
     compact: bool
+    parts: bool  # whether keys begin elsewhere than at position 0
 
 
 def _aligned(memory: Tensor, align: int) -> int:
@@ -61,11 +62,12 @@ class Pools(NamedTuple):
 
 class Lengths(NamedTuple):
     """The addresses of a step's lengths, int32 on the device: rows up to each sequence, keys of
-    each with the new ones, the position of each one's first row."""
+    each with the new ones, the positions of each one's first row and, with parts, first key."""
 
     cu_rows: int
     kv_lens: int
     q_first: int
+    kv_first: int | None = None
 
 
 class _Ready:
@@ -106,7 +108,8 @@ class Plan:
             _native.PlanDesc,
             flags=_native.DEVICE_LENGTHS
             | _native.APPEND
-            | (_native.COMPACT if setting.compact else 0),
+            | (_native.COMPACT if setting.compact else 0)
+            | (_native.DEVICE_PARTS if setting.parts else 0),
             op=_native.FORWARD,
             dtype=setting.dtype,
             kv_dtype=setting.kv_dtype,
@@ -159,8 +162,9 @@ class Plan:
         """Turns lengths into the jobs of a step."""
         desc, kind = self._prepare, self.setting.device.memory
         for name, address in zip(Lengths._fields, lengths, strict=True):
-            buffer = getattr(desc, name)
-            buffer.kind, buffer.handle = kind, address
+            if address is not None:
+                buffer = getattr(desc, name)
+                buffer.kind, buffer.handle = kind, address
         desc.step.kind, desc.step.handle = kind, _aligned(step, _ALIGN)
         self._stream(desc.stream)
         _native.call("tess_prepare", self.plan, ctypes.byref(desc))

@@ -162,6 +162,7 @@ def _begin_on_host(
     made: list[tuple[list[_cache_plans.Plan], int, int, int, Array | None]] = []
     lengths: list[Array] = []
     base = np.asarray(before, dtype=np.int64)
+    parts_of = [cache._kv_first] if cache.part_tokens is not None else []
     cu_rows = np.concatenate([[0], np.cumsum(rows)])
     for first in range(0, longest, chunk):
         here = np.clip(rows - first, 0, chunk)
@@ -182,10 +183,11 @@ def _begin_on_host(
             starts = np.arange(cache.sequences + 1) * q_len
         # A sequence without new rows here has none of its keys read.
         some = here > 0
-        keys, position = np.where(some, base + first + here, 0), np.where(some, base + first, 0)
+        held = np.clip(np.minimum(base + first + here, cache._kv_end) - cache._kv_first, 0, None)
+        keys, position = np.where(some, held, 0), np.where(some, base + first, 0)
         number = used[id(plans)] = used.get(id(plans), -1) + 1
         made.append((plans, number, first, end, index))
-        lengths += [starts, keys, position]
+        lengths += [starts, keys, position, *parts_of]
 
     cache._extend(wanted, "attention")
     given = cache._lengthen(wanted, lengths)
@@ -199,13 +201,15 @@ def _begin_on_host(
     if made:
         keep.append(given)
         count, address = cache.sequences, given.data_ptr()
+        each = (3 + len(parts_of)) * count + 1
         try:
             for n, (plans, number, first, end, index) in enumerate(made):
                 chosen = None if index is None else cache._to_device(index).long()
                 part = Part(plans, [plan.step(number) for plan in plans], first, end, chosen)
-                start = address + 4 * n * (3 * count + 1)
+                start = address + 4 * n * each
                 kv_lens = start + 4 * (count + 1)
-                _prepare(part, _cache_plans.Lengths(start, kv_lens, kv_lens + 4 * count))
+                more = [kv_lens + 4 * count * (1 + i) for i in range(1 + len(parts_of))]
+                _prepare(part, _cache_plans.Lengths(start, kv_lens, *more))
                 parts.append(part)
         except BaseException:
             cache._set({s: before[s] for s in wanted})  # nothing was appended
@@ -227,12 +231,17 @@ def _begin_on_device(
     else:
         plans, rows, unused = _padded_on_device(cache, shape[1], scale, q_lens, cu)
     cache._moved = True
-    count, state, given = cache.sequences, cache._state, cache._captured
+    count, state, given = cache.sequences, cache._state, list(cache._captured)
     before, room, left_out = state[:count], state[count : 2 * count], state[2 * count :]
     after = before + rows
     fits = (after <= room) & (rows > 0) & (rows <= plans[0].q_len)
     left_out += (~fits & (rows > 0) & (room > 0)).sum(dtype=torch.int32)
-    given[1].copy_(after * fits)
+    keys = after * fits
+    if cache._bounds is not None:
+        kv_first, kv_end = cache._bounds
+        keys = (torch.minimum(keys, kv_end) - kv_first).clamp_(min=0)
+        given.append(kv_first)
+    given[1].copy_(keys)
     given[2].copy_(before * fits)
     before.copy_(torch.where(fits, after, before))
     part = Part(plans, [plan.step(0) for plan in plans], 0, shape[-1], None)
@@ -471,6 +480,12 @@ def attention(
         _same(cache, name, x, layout, cache.kv_heads, "q", shape)
     if scale is not None and not 2.0**-120 <= abs(scale) <= 2.0**120:
         raise _shapes.wrong("scale", "a magnitude of 2^-120 to 2^120 is needed", scale)
+    if cache.part_tokens is not None and not return_lse:
+        raise _shapes.wrong(
+            "return_lse",
+            "True is needed with a cache of parts, whose (O, LSE) tessera.merge takes",
+            return_lse,
+        )
     step = _step_of(cache, layer, shape, scale, q_lens, cu)
     packed = len(shape) == 1
     q, k, v = _by_token(q, layout), _by_token(k, layout), _by_token(v, layout)

@@ -150,7 +150,7 @@ class Call:
             _native.fail(status)
 
 
-def run_on_host(call: Call, slot: Slot, _: object = None) -> None:
+def run_on_host(call: Call, slot: Slot, *_: object) -> None:
     """Runs the plan of a CPU device, in a workspace that is kept for the next run."""
     size = call.workspace
     if not size:

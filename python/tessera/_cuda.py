@@ -32,21 +32,48 @@ def _first_on(stream: int, plan: _plans.Plan, device: torch.device) -> None:
     plan.streams.add(stream)
 
 
-def launch(call: _calls.Call, slot: _calls.Slot, q: torch.Tensor) -> None:
+def launch(call: _calls.Call, slot: _calls.Slot, q: torch.Tensor, keep: bool) -> None:
     """Runs a call on the current stream of q's device, whichever device is current.
 
+    A plan that a capture uses stays in the cache for good: nothing tells when the graph is gone.
+
     The workspace is of PyTorch's allocator and of that stream, so that whoever gets its memory next
-    comes behind this run. A plan that a capture uses stays in the cache for good: nothing tells
-    when the graph is gone.
+    comes behind this run. With `keep` a small one stays for the next run on that stream: asking
+    the allocator costs several microseconds, more where backward has a thread of its own. While
+    this run is being queued nobody else has it, and later runs of the stream come behind this one.
+    A capture gets its own, since a replay may run beside the stream. So do calls by operators,
+    without `keep`: torch.compile may give their memory back to a pool of its graphs, however long
+    a tensor lives.
     """
-    stream = current_stream(q.get_device())
+    device = q.get_device()
+    stream = current_stream(device)
     plan = call.plan
     if stream not in plan.streams:
         _first_on(stream, plan, q.device)
-    if not plan.pinned and _capturing():
+    captured = _capturing()
+    if captured and not plan.pinned:
         _plans.pin(plan)
-    if not call.workspace:
+    size = call.workspace
+    if not size:
         call.run(slot, 0, stream)
         return
-    work = q.new_empty(call.workspace, dtype=_bytes)
-    call.run(slot, work.data_ptr(), stream)
+    if not keep or captured or size > _KEPT_BYTES or _plans.FOREIGN in plan.streams:
+        work = q.new_empty(size, dtype=_bytes)
+        call.run(slot, work.data_ptr(), stream)
+        return
+    key = (device, stream)
+    kept = _kept.pop(key, None)
+    if kept is None or kept[2] < size:
+        most = -(-size // _STEP) * _STEP
+        work = q.new_empty(most, dtype=_bytes)
+        kept = (work, work.data_ptr(), most)
+    call.run(slot, kept[1], stream)
+    if len(_kept) < _KEPT:
+        _kept[key] = kept
+
+
+# Workspaces of streams, by device and stream: the tensor, its address and its bytes. A run that is
+# being queued has taken its own out.
+_kept: dict[tuple[int, int], tuple[torch.Tensor, int, int]] = {}
+_KEPT, _KEPT_BYTES, _STEP = 8, 32 << 20, 2 << 20
+_plans.on_clear.append(_kept.clear)

@@ -196,7 +196,8 @@ DENSE, S2, WINDOW, BLOCKS = 0, 1, 2, 3
 BIDIRECTIONAL, PER_KV_HEAD, HOMOGENEOUS = 1, 2, 4
 FORWARD, BACKWARD = 0, 1
 F32, F16, BF16, F8E4M3, I8 = 0, 1, 2, 3, 4
-DEVICE_LENGTHS, COMPACT, APPEND = 2, 4, 8
+DEVICE_LENGTHS, COMPACT, APPEND, DEVICE_PARTS = 2, 4, 8, 512
+ANY_FIRST = -1
 NONE, HOST, POINTER = 0, 1, 2
 SUBMIT = 1
 
@@ -262,6 +263,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "tess_layout_query": (ctypes.c_int, [ptr, byref]),
         "tess_layout_kv": (ctypes.c_int, [ptr, i32, byref]),
         "tess_layout_slot": (ctypes.c_int, [ptr, i32, i64, byref]),
+        "tess_layout_part_slot": (ctypes.c_int, [ptr, i32, i64, i64, byref]),
+        "tess_layout_part_pages": (ctypes.c_int, [ptr, u32, i64, i64, i32, byref]),
         "tess_layout_kept": (ctypes.c_int, [ptr, i32, i64, i64, byref]),
         "tess_layout_row": (ctypes.c_int, [ptr, i32, i64, byref, i64]),
         "tess_layout_storage": (ctypes.c_int, [ptr, u32, byref, byref]),

@@ -135,6 +135,7 @@ _lock = threading.Lock()
 _plans: dict[Problem, Plan] = {}
 _pinned: set[Plan] = set()  # of captured graphs
 calls: dict[Any, Any] = {}  # prepared calls by signature; see `Call` of _calls.py
+on_clear: list[Callable[[], None]] = []  # what else cache_clear drops
 _bytes = 0
 _max_plans, _max_bytes = 64, 64 << 20
 _hits = _misses = _dropped = 0
@@ -229,13 +230,15 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Drops all plans but those of captured graphs."""
+    """Drops all plans but those of captured graphs, and the workspaces that are kept."""
     global _max_plans
     with _lock:
         before, _max_plans = _max_plans, 0
         dropped = _shrink(None)
         _max_plans = before
     del dropped
+    for drop in on_clear:
+        drop()
 
 
 def _forget() -> None:

@@ -183,9 +183,14 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, words: Words, given: _shapes.Lengths | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    words: Words,
+    given: _shapes.Lengths | None,
+    keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """O, and LSE where the flags ask for it."""
+    """O, and LSE where the flags ask for it. `keep`: the workspace may be kept for later calls."""
     key = (
         words, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype,
         v.dtype, q.device, k.device, v.device, given,
@@ -212,7 +217,7 @@ def forward(
         at[_Q], at[_K], at[_V], at[_O] = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
         if lse is not None:
             at[_LSE] = lse.data_ptr()
-        run(call, slot, q)
+        run(call, slot, q, keep)
     return o, lse
 
 
@@ -261,8 +266,9 @@ def backward(
     wanted: Wanted,
     words: Words,
     given: _shapes.Lengths | None,
+    keep: bool = False,
 ) -> Gradients:
-    """Gradients of q, k and v; None where none is wanted."""
+    """Gradients of q, k and v; None where none is wanted. `keep` as in forward."""
     q, k, v, o, lse = saved
     if d_o is None:  # only LSE was used
         d_o = q.new_zeros(q.shape[-1:]).expand(q.shape)
@@ -309,7 +315,7 @@ def backward(
         at[_D_K] = made_k.data_ptr()
     if made_v is not None:
         at[_D_V] = made_v.data_ptr()
-    run(call, slot, q)
+    run(call, slot, q, keep)
     return made_q, made_k, made_v
 
 

@@ -7,6 +7,9 @@ contestants take turns in one process: tessera.attention with deterministic grad
 the guarantee; the same plans run by tess_run on tensors that are there already; DKernel, where a
 folder with its package is given. Each is checked against the first before its time counts. Prints
 a line for each shape, and ends with 1 where a bar is missed.
+
+At 2,048 tokens the device may wait for the host, mostly for PyTorch's own threads. So there the
+step is also captured into a graph and replayed, and the time that the host takes is told.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
     """The plans of such a step, run on tensors that are there already."""
     tessera.cache_clear()
     o, d_q, d_k, d_v = trained(call, inputs, d_o)()
-    forward, backward = _plans.calls.values()
+    *_, forward, backward = _plans.calls.values()  # behind those of captured steps, which stay
     q, k, v = inputs
     lse = torch.empty(1, q.shape[2], q.shape[1], device="cuda")
     read = (q, k, v, o, lse)
@@ -69,6 +72,34 @@ def bare(call: Callable[..., Any], inputs: list[torch.Tensor], d_o: torch.Tensor
         return read[3], *written[1:]  # which keeps the memory behind the addresses
 
     return step
+
+
+def captured(step: Step) -> Step:
+    """A step as a CUDA graph: the same kernels without the host."""
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+
+    def replay() -> Any:
+        graph.replay()
+        return results
+
+    return replay
+
+
+def host_microseconds(step: Step, number: int = 50) -> float:
+    """What the host takes for a step, where it does not wait for the device."""
+    found = []
+    for _ in range(9):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(number):
+            step()
+        found.append((time.perf_counter() - begin) / number * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(found)
 
 
 def milliseconds(step: Step, number: int) -> float:
@@ -137,6 +168,9 @@ def measure(heads: int, tokens: int, seconds: float, dkernel: str | None) -> lis
     }
     for name in list(steps):
         steps[f"{name}, C alone"] = bare(ours(name == "deterministic"), inputs, d_o)
+    if tokens <= 2048:
+        for name in ("deterministic", "free"):
+            steps[f"{name}, captured"] = captured(steps[name])
     if dkernel is not None and tokens >= 8192:
         steps["dkernel"] = trained(peer(dkernel, heads, tokens), inputs, d_o)
     check(steps)
@@ -157,10 +191,15 @@ def measure(heads: int, tokens: int, seconds: float, dkernel: str | None) -> lis
             if ratio < least:
                 missed.append(f"H={heads}, {tokens} tokens: {name} {ratio:.2f}x of {least}x")
         alone = middle[f"{name}, C alone"]
-        more = (middle[name] - alone) * 1e3
-        words.append(f"{name}: {middle[name] / alone - 1:+.2%} = {more:+.1f} us over C alone")
-        if more > (0.02 * alone * 1e3 if tokens > 2048 else 30):
-            missed.append(f"H={heads}, {tokens} tokens: {name} {more:+.1f} us over C alone")
+        for one in (name, f"{name}, captured"):
+            if one not in middle:
+                continue
+            more = (middle[one] - alone) * 1e3
+            words.append(f"{one}: {middle[one] / alone - 1:+.2%} = {more:+.1f} us over C alone")
+            if more > (0.02 * alone * 1e3 if tokens > 2048 else 30):
+                missed.append(f"H={heads}, {tokens} tokens: {one} {more:+.1f} us over C alone")
+    if tokens <= 2048:
+        words += [f"host of {name} {host_microseconds(steps[name]):.0f} us" for name in steps]
     print(f"H=V={heads}, {tokens} tokens: " + "; ".join(words), flush=True)
     return missed
 
@@ -176,7 +215,8 @@ def main() -> int:
     torch.manual_seed(0)
     missed = []
     for heads, tokens in ((16, 2048), (32, 2048), (16, 131072), (32, 131072), (64, 131072)):
-        seconds = (4 if tokens > 2048 else 1) / (4 if options.quick else 1)
+        # Long steps spread by 12 to 18 % as the clock moves: 50 rounds tell medians to about 1 %.
+        seconds = (12 if tokens > 2048 else 1) / (4 if options.quick else 1)
         missed += measure(heads, tokens, seconds, options.dkernel)
         torch.cuda.empty_cache()
     print("missed: " + "; ".join(missed) if missed else "every bar is met")

@@ -183,6 +183,24 @@ def another_device_than_the_current_one() -> str | None:
     found = step(other)
     assert all(x.device.index == 1 for x in found)
     same([x.to("cuda:0") for x in found], step(inputs))
+    try:
+        tessera.attention(inputs[0], *other[1:], PATTERN)
+    except tessera.InvalidArgument as error:
+        assert "k: the device of q, cuda:0, is needed, got cuda:1" in str(error)
+    else:
+        raise AssertionError("no error")
+    plain = [x.detach() for x in other]
+    cache = tessera.KVCache(PATTERN, 8, 4, 64, sequences=2, max_tokens=512, device="cuda:1")
+    o = tessera.attention(*plain, cache=cache)
+    torch.testing.assert_close(o, tessera.attention(*plain, PATTERN), atol=2e-2, rtol=2e-2)
+    with torch.cuda.device(1):
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step(other)
+        graph.replay()
+        torch.cuda.synchronize()
+    same(captured, found)
     return None
 
 

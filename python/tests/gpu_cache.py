@@ -195,6 +195,43 @@ def captured_packed_steps_of_a_cache() -> None:
 
 
 @check
+def captured_steps_of_parts() -> None:
+    """Two ranks' caches in one graph, across the cut between their keys."""
+    words: Any = dict(sequences=2, max_tokens=1024, device="cuda")
+    make = (tessera.S2(64, 1, 4), 8, 4, 64)
+    whole = tessera.KVCache(*make, **words)
+    ranks = [tessera.KVCache(*make, **words, part_tokens=1024) for _ in "ab"]
+    for cache, (first, tokens) in zip(ranks, ((0, 128), (128, 896)), strict=True):
+        for s in range(2):
+            cache.part(s, first, tokens)
+    rows = [torch.empty(2, 5, n, 64, device="cuda", dtype=torch.bfloat16) for n in (8, 4, 4)]
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        return tessera.merge(
+            *(tessera.attention(*rows, cache=cache, return_lse=True) for cache in ranks)
+        )
+
+    for x in rows:
+        x.normal_()
+    step()
+    tessera.attention(*rows, cache=whole)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for cache in ranks:
+        cache.reserve(600)
+    for _ in range(100):
+        for x in rows:
+            x.normal_()
+        graph.replay()
+        o, lse = tessera.attention(*rows, cache=whole, return_lse=True)
+        torch.testing.assert_close(found[0].float(), o.float(), atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(found[1], lse, atol=1e-3, rtol=1e-3)
+    assert ranks[0].lengths.tolist() == whole.lengths.tolist() == [505, 505]
+
+
+@check
 def compiled_steps_of_a_cache() -> None:
     def step(q: Any, k: Any, v: Any, cache: tessera.KVCache) -> Any:
         return tessera.attention(q * 2, k, v, cache=cache) + 1

@@ -558,6 +558,9 @@ CONSTRUCTION = [
     (dict(head_dim=12), tessera.Unsupported, "head_dim: a multiple of 8"),
     (dict(dtype=torch.float64), tessera.InvalidArgument, "dtype: "),
     (dict(device="meta"), tessera.InvalidArgument, "device: "),
+    (dict(device="junk"), tessera.InvalidArgument, "device: .* got 'junk'"),
+    (dict(device=3.5), TypeError, "device: a device is needed, got 3.5"),
+    (dict(device="cuda:99"), tessera.Error, "device: "),
     (dict(sequences=0), tessera.InvalidArgument, "sequences: 1"),
     (dict(max_tokens=0), tessera.InvalidArgument, "max_tokens: 1"),
     (dict(max_tokens=2**31), tessera.InvalidArgument, "max_tokens: 1"),
@@ -587,6 +590,8 @@ def test_bad_calls():
             tessera.attention(q, k, v, **({"cache": cache} | words))
         assert cache.lengths.tolist() == [0, 0]
 
+    with pytest.raises(TypeError, match="reserve: sequences: a list of integers .* got 0"):
+        cache.reserve(1, 0)
     refused("cache: a tessera.KVCache is needed, got dict", TypeError, cache={})
     refused("pattern: that of the cache", pattern=tessera.S2(16, 2, 8))
     refused("pattern: ", TypeError, pattern="s2")

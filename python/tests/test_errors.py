@@ -210,6 +210,24 @@ def test_merge_names_what_does_not_fit() -> None:
         tessera.merge((o, lse), (o[:, :3], lse))
     with pytest.raises(Wrong, match="pair 0"):
         tessera.merge((o, lse), layout="bhsd")
+    half = (o.half(), lse)
+    for text, pairs, layout in (
+        ("layout: one of .* got 'sbhd'", [(o, lse)], "sbhd"),
+        ("pair 1: O: those of pair 0 are needed, got torch.float16", [(o, lse), half], "bshd"),
+        ("pair 0: O: real numbers are needed, got torch.complex64", [(o + 0j, lse)], "bshd"),
+        ("pair 0: LSE: real numbers are needed, got torch.int32", [(o, lse.int())], "bshd"),
+    ):
+        with pytest.raises(Wrong, match=f"merge: {text}"):
+            tessera.merge(*pairs, layout=layout)  # type: ignore[arg-type]
+
+
+def test_gradients_without_strides_are_named() -> None:
+    q = Q.detach().requires_grad_()
+    o = tessera.attention(q, K, K, PATTERN)
+    d_o = torch.randn_like(o)
+    with pytest.raises(Wrong, match="the gradient of O: an ordinary .* got .*sparse_coo"):
+        torch.autograd.grad(o, q, d_o.to_sparse(), retain_graph=True)
+    assert torch.autograd.grad(o, q, d_o)[0].shape == q.shape
 
 
 ints = st.integers(-3, 40)

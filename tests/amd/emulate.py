@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the portable kernels on AMD instruction sets without AMD hardware.
 
-    emulate.py TINYGRAD CODE_OBJECT... [--build FOLDER] [--backward] [--line "k=v ..."]
-                [--only N]
+    emulate.py TINYGRAD CODE_OBJECT... [--build FOLDER] [--backward | --serving]
+                [--line "k=v ..."] [--only N]
 
 TINYGRAD is a checkout of tinygrad's repository, whose emulator (test/mockgpu/amd/emu.py) executes
 the instructions one by one. A code object is backends/hip/kernels/portable.hip compiled for one
@@ -15,9 +15,11 @@ has and the emulator lacks:
         -I include -I backends/common -I backends/common/kernels \\
         backends/hip/kernels/portable.hip -o gfx1100.co
 
-The problems run in tests/conformance/conformance of the build FOLDER, on the device of
-tests/amd/device.c: plan, tables, NaN poison, guards, reference and tolerances are those of every
-other backend. Prints a line for each problem; the exit status is 1 if one failed. Needs numpy.
+The problems run in tests/conformance/conformance of the build FOLDER, and what serves a cache in
+the programs of tests/serving, on the device of tests/amd/device.c:
+plan, tables, NaN poison, guards, reference and tolerances are those of every other backend. Prints
+a line for each problem; the exit status is 1 if one failed. Needs numpy. A code object takes some
+five minutes.
 """
 import argparse
 import ctypes
@@ -61,6 +63,19 @@ PROBLEMS = [
     "dtype=f16 kv_dtype=i8",
 ]
 
+# Writing a cache, steps, copies of pages and merges of parts: a program and one of its tests.
+SERVING = [
+    ("serving/copy_pages",),
+    ("serving/merge_parts", "given parts"),
+    ("serving/append", "attention"),
+    ("serving/append", "forks"),
+    ("serving/append", "recycled pages"),
+    ("serving/append", "nothing"),
+    ("serving/quantised", "attention over pages and steps"),
+    ("serving/key_parts", "keys in parts"),
+    ("serving/key_parts", "hostile positions"),
+]
+
 # Gradients of all types: both passes, every bucket of head_dim, all patterns, grouped heads.
 GRADIENTS = [
     "pattern=dense heads=2 kv_heads=1 head_dim=24 q_len=37",
@@ -78,7 +93,7 @@ SETS = {0x3F: "cdna", 0x40: "cdna", 0x4C: "cdna", 0x4F: "cdna",
 
 ARGS_BYTES = 336             # of tess_args
 BUFFERS = 10                 # of a portable kernel
-MESSAGE = "<48s4I%dQ%ds" % (BUFFERS, ARGS_BYTES)  # of device.c
+MESSAGE = "<48s6I%dQ%ds" % (BUFFERS, ARGS_BYTES)  # of device.c
 MEMORY_BYTES = 1 << 29
 
 
@@ -197,23 +212,24 @@ def serve(emulator, memory, channel, failures):
         data = channel.recv(struct.calcsize(MESSAGE), socket.MSG_WAITALL)
         if len(data) < struct.calcsize(MESSAGE):
             return
-        name, workgroups, threads, shared, _, *rest = struct.unpack(MESSAGE, data)
-        name = name.rstrip(b"\0").decode()
-        args = rest.pop()
+        fields = struct.unpack(MESSAGE, data)
+        name, workgroups, threads, shared, plain, buffers, size = fields[:7]
+        name = name.partition(b"\0")[0].decode()
+        pointers = [memory.address + at for at in fields[7:7 + buffers]]
+        args = fields[-1][:size]
         # Two dimensions, and with an odd number a workgroup too many, as large launches have them.
-        grid = ((workgroups + 1) // 2, 2, 1) if workgroups > 1 else (1, 1, 1)
+        grid = (workgroups, 1, 1) if plain or workgroups == 1 else ((workgroups + 1) // 2, 2, 1)
         try:
             emulator.launch(name, grid, threads, shared,
-                            struct.pack("<%dQ" % BUFFERS,
-                                        *(memory.address + at for at in rest)) + args)
+                            struct.pack("<%dQ" % buffers, *pointers) + args)
             channel.sendall(struct.pack("<i", 0))
         except Exception:
             failures.append(traceback.format_exc())
             channel.sendall(struct.pack("<i", 1))
 
 
-def run_problem(emulator, options, arch, line, backward):
-    """The exit status and output of the conformance program."""
+def run_program(emulator, options, arch, words):
+    """The exit status and output of a program of tests/ with its arguments."""
     file = os.memfd_create("tessera")
     os.ftruncate(file, MEMORY_BYTES)
     memory = Memory(MEMORY_BYTES, file)
@@ -222,11 +238,9 @@ def run_problem(emulator, options, arch, line, backward):
     environment = dict(os.environ, TESSERA_BACKEND_PATH=backend, TESSERA_REQUIRE="emulated",
                        TESSERA_EMULATED_SOCKET=str(theirs.fileno()),
                        TESSERA_EMULATED_MEMORY=str(file), TESSERA_EMULATED_ARCH=arch)
-    program = subprocess.Popen([os.path.join(options.build, "tests/conformance/conformance"),
-                                "--device", "emulated", "--line", line] +
-                               ["--backward"] * backward, env=environment,
-                               pass_fds=(theirs.fileno(), file), stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)
+    program = subprocess.Popen([os.path.join(options.build, "tests", words[0]), *words[1:]],
+                               env=environment, pass_fds=(theirs.fileno(), file),
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     theirs.close()
     output = []
     reader = threading.Thread(target=lambda: output.append(program.stdout.read()))
@@ -240,6 +254,23 @@ def run_problem(emulator, options, arch, line, backward):
     return program.returncode, output[0] + "".join(failures)
 
 
+def conformance(line, backward=False):
+    words = ["conformance/conformance", "--device", "emulated", "--line", line]
+    return words + ["--backward"] * backward
+
+
+def choose(options):
+    """What to run: the words of each program, and what to print of them."""
+    if options.line:
+        return [(conformance(options.line, options.backward), options.line)]
+    gradients = [(conformance(line, True), "op=bwd " + line) for line in GRADIENTS]
+    serving = [((words[0], "emulated", *words[1:]), ": ".join(words)) for words in SERVING]
+    forward = [(conformance(line), line) for line in PROBLEMS]
+    chosen = (gradients if options.backward else
+              serving if options.serving else forward + gradients + serving)
+    return chosen if options.only is None else [chosen[options.only]]
+
+
 def main():
     parser = argparse.ArgumentParser(
         description="the portable kernels on emulated AMD instruction sets")
@@ -248,27 +279,22 @@ def main():
     parser.add_argument("--build", default="build/release",
                         help="folder of the build that has the test programs")
     parser.add_argument("--line", help="only this problem")
-    parser.add_argument("--backward", action="store_true", help="gradients alone")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--backward", action="store_true", help="gradients alone")
+    kinds.add_argument("--serving", action="store_true", help="what serves a cache alone")
     parser.add_argument("--only", type=int, help="only problem number N, from 0")
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
-    problems = [(line, True) for line in GRADIENTS]
-    if not options.backward:
-        problems = [(line, False) for line in PROBLEMS] + problems
-    if options.only is not None:
-        problems = [problems[options.only]]
-    if options.line:
-        problems = [(options.line, options.backward)]
+    problems = choose(options)
     failed = 0
     for path in options.objects:
         arch = os.path.splitext(os.path.basename(path))[0]
         emulator = Emulator(os.path.abspath(options.tinygrad), CodeObject(path))
-        for line, backward in problems:
+        for words, title in problems:
             start = time.time()
-            status, output = run_problem(emulator, options, arch, line, backward)
-            print("%s %s: %s%s (%.1f s)" % ("pass" if status == 0 else "FAIL", arch,
-                                            "op=bwd " * backward, line, time.time() - start),
-                  flush=True)
+            status, output = run_program(emulator, options, arch, words)
+            print("%s %s: %s (%.1f s)" % ("pass" if status == 0 else "FAIL", arch, title,
+                                          time.time() - start), flush=True)
             if status != 0:
                 failed += 1
                 print(output, flush=True)

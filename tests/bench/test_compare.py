@@ -203,6 +203,47 @@ class Compare(command.CommandTest):
         self.assertRegex(done.out, r"\nB Made-up GPU \(cuda\): .* 3 common problems, 0 of which "
                                    r"differ: no difference\n")
 
+    def test_drift(self):
+        """What differs by less than fixed loops did over either run is no difference."""
+        for drift, told in ((0.02, "3 of which differ"), (0.15, "0 of which differ")):
+            later = one_device(1.1)
+            later["devices"][0].update(drift=drift, rounds=5)
+            self.put("a.json", one_device())
+            self.put("b.json", later)
+            self.assertIn(told, self.compare("a.json", "b.json").out)
+
+    def test_above_limit(self):
+        """A share above 100 % is marked in every view, one within the spread is not."""
+        for factor, spread, marked in ((0.75, 0.02, True), (0.75, 0.5, False),
+                                       (1, 0.02, False)):
+            root = one_device(factor, spread)
+            root["results"] = root["results"][:1]
+            self.put("a.json", root)
+            done = self.compare("a.json", "--md", "a.md", "--csv", "a.csv", "--json", "o.json",
+                                "--html", "a.html")
+            row, = csv.DictReader(io.StringIO(self.read("a.csv")))
+            self.assertEqual(row["above_limit"], "1" if marked else "0")
+            self.assertEqual(float(row["limit_share"]) > 1, factor < 1)
+            cell, = [c for r in json.loads(self.read("o.json"))["rows"] for c in r["cells"]]
+            self.assertEqual(cell.get("above_limit", False), marked)
+            for text in done.out, self.read("a.md"):
+                self.assertEqual("%?" in text, marked, text)
+            self.assertEqual(">above the limit<" in self.read("a.html"), marked)
+
+    def test_commit(self):
+        """Which sources were measured, where the file tells."""
+        for commit in ("4ac8b16d2f07-dirty", None):
+            root = one_device()
+            if commit:
+                root["library"]["commit"] = commit
+            self.put("a.json", root)
+            done = self.compare("a.json", "--md", "a.md", "--json", "o.json", "--html", "a.html")
+            for text in done.out, self.read("a.md"):
+                self.assertIn(f"Tessera 0.1.0 ({commit})," if commit else "Tessera 0.1.0,", text)
+            shown = f"0.1.0 ({commit})" if commit else "0.1.0,"
+            self.assertIn(shown, self.read("a.html"))
+            self.assertEqual(json.loads(self.read("o.json"))["files"][0].get("commit"), commit)
+
     def test_fail_below(self):
         self.put("a.json", one_device())
         self.put("b.json", one_device(1.2))

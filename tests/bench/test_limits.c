@@ -16,6 +16,7 @@
 
 #include "ceilings.h"
 #include "devices.h"
+#include "gemm.h"
 #include "limits/find.h"
 #include "limits/gpu.h"
 #include "limits/server.h"
@@ -236,10 +237,39 @@ static void test_server(void **state) {
     limits_stop(NULL);
 }
 
+/* Another round of a CPU's loops: the best one stays, and what they differ by is the drift. */
+static void test_rounds(void **state) {
+    (void)state;
+    const double rates[] = {1, 1e30}; /* of the first round */
+    limits_server *s = ceilings_start();
+    assert_non_null(s);
+    for (int k = 0; k < 4; k++) {
+        bench_report r = {.n_devices = 0};
+        bench_device *d = report_add_device(&r);
+        snprintf(d->kind, sizeof d->kind, k < 2 ? "cpu" : k == 2 ? "software" : "gpu");
+        bench_ceiling *c = device_add_ceiling(d);
+        *c = (bench_ceiling){.unit = BENCH_GEMM,
+                             .dtype = TESS_F32,
+                             .rate = rates[k % 2],
+                             .threads = 1,
+                             .own_loop = 1,
+                             .provider = GEMM_PROVIDERS - 1};
+        assert_int_equal(ceilings_again(s, d), 0);
+        if (k == 3) {
+            assert_true(d->rounds == 0 && isnan(d->drift));
+        } else {
+            assert_true(k == 1 ? c->rate == 1e30 : c->rate > 1e6);
+            assert_true(d->rounds == 2 && d->drift > 0);
+        }
+        report_free(&r);
+    }
+    ceilings_stop(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_server),  cmocka_unit_test(test_uuid),  cmocka_unit_test(test_find),
-        cmocka_unit_test(test_missing), cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_missing), cmocka_unit_test(test_loops), cmocka_unit_test(test_rounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

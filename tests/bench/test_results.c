@@ -9,6 +9,7 @@
 
 #include "checksum.h"
 #include "json.h"
+#include "matrix.h"
 
 static const char *example, *old_file;
 
@@ -127,6 +128,57 @@ static void test_other_type(void **state) {
     }
 }
 
+/* A share above 100 % is marked where it lies above the spreads of the result and of the limit. */
+static void test_above_limit(void **state) {
+    (void)state;
+    static const struct {
+        double q3, fastest; /* seconds of the result's third quartile, and of the limit's best */
+        int above;
+    } cases[] = {{1.0, 1.0, 1}, {1.2, 1.0, 0}, {1.0, 0.85, 0}, {1.05, 0.99, 1}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        bench_report r = {.n_devices = 0};
+        bench_device *d = report_add_device(&r);
+        snprintf(d->kind, sizeof d->kind, "cpu");
+        assert_true(isnan(d->drift));
+        for (int unit = BENCH_GEMM; unit <= BENCH_COPY; unit++) {
+            bench_ceiling *c = device_add_ceiling(d);
+            *c = (bench_ceiling){.unit = unit, .dtype = TESS_F32, .rate = 1e12, .n_samples = 8};
+            for (int i = 0; i < 8; i++) c->samples[i] = i < 3 ? cases[k].fastest : 1;
+        }
+        bench_result *x = report_add_result(&r);
+        x->flops = 1.15e12;
+        x->bytes_min = 1;
+        x->q1 = x->median = 1;
+        x->q3 = cases[k].q3;
+        results_derive(&r);
+        assert_true(fabs(r.results[0].limit_share - 1.15) < 1e-12);
+        assert_int_equal(r.results[0].above_limit, cases[k].above);
+        assert_true(!r.results[0].suspect && r.results[0].drift == 0);
+        r.devices[0].drift = 0.07;
+        results_derive(&r);
+        assert_true(r.results[0].drift == 0.07);
+        report_free(&r);
+    }
+}
+
+/* What moved less than fixed loops did is no difference, except beside a peer of the same minute.
+ */
+static void test_drift(void **state) {
+    (void)state;
+    bench_result x = {.median = 1, .q1 = 0.99, .q3 = 1.01},
+                 y = {.median = 1.1, .q1 = 1.09, .q3 = 1.11};
+    assert_false(matrix_compare(&x, &y).same);
+    y.drift = 0.05;
+    assert_false(matrix_compare(&x, &y).same);
+    x.drift = 0.12;
+    const matrix_ratio r = matrix_compare(&x, &y);
+    assert_true(r.same && matrix_compare(&y, &x).same);
+    assert_true(fabs(r.value - 1.1) < 1e-12 && fabs(r.low - 1.09 / 1.01 / 1.12) < 1e-12);
+    assert_true(fabs(r.high - 1.11 / 0.99 * 1.12) < 1e-12);
+    snprintf(y.peer, sizeof y.peer, "PyTorch SDPA");
+    assert_false(matrix_compare(&x, &y).same);
+}
+
 /* One byte is damaged at a time; what can still be read is told to be changed. */
 static void test_damage(void **state) {
     (void)state;
@@ -212,7 +264,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_derived),
         cmocka_unit_test(test_other_type), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_known_sum),  cmocka_unit_test(test_version_1),
+        cmocka_unit_test(test_known_sum),  cmocka_unit_test(test_above_limit),
+        cmocka_unit_test(test_drift),      cmocka_unit_test(test_version_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

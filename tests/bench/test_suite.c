@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fixed suite: what its lines cover, and that they are the lines of other files too. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/testlib.h"
 
+#include "clock.h"
 #include "line.h"
+#include "session.h"
 #include "suite.h"
 #include "vendors.h"
 
@@ -107,6 +110,29 @@ static void test_titles(void **state) {
     assert_int_equal(vendors_title("heads=0", title, sizeof title), -1);
 }
 
+/* Compiling is free up to a bound; kernels that are not there yet are foretold by those that are.
+ */
+static void test_compiling(void **state) {
+    (void)state;
+    session s = {.deadline = clock_now() + 100, .patience = 15};
+    const bench_result forward = {.dtype = 2, .head_dim = 128},
+                       narrow = {.dtype = 2, .head_dim = 64},
+                       decode = {.dtype = 1, .head_dim = 64, .decode = 1},
+                       gradients = {.dtype = 2, .head_dim = 128, .backward = 1};
+    assert_true(session_foretell_compiling(&s, &forward) == 0); /* nothing is known */
+    s.compiled[s.n_compiled++] = (session_compiled){0, 2, 128, 9};
+    s.compiled[s.n_compiled++] = (session_compiled){1, 2, 128, 4};
+    s.compiling = 13;
+    assert_true(fabs(session_rest(&s) - 113) < 5);
+    assert_true(session_foretell_compiling(&s, &forward) == 0); /* compiled */
+    assert_true(session_foretell_compiling(&s, &narrow) == 9 - 2);
+    assert_true(session_foretell_compiling(&s, &decode) == 4 - 2);
+    assert_true(session_foretell_compiling(&s, &gradients) == 9 - 2); /* as the slowest of all */
+    s.compiling = 40;
+    assert_true(fabs(session_rest(&s) - 115) < 5);
+    assert_true(session_foretell_compiling(&s, &narrow) == 9);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines_are_canonical),
@@ -114,6 +140,7 @@ int main(void) {
         cmocka_unit_test(test_coverage),
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_titles),
+        cmocka_unit_test(test_compiling),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -99,7 +99,9 @@ class Library(unittest.TestCase):
             with open(path) as file:
                 rows = json.load(file)
         titles = [row.get("figure", row.get("bar")) for row in rows]
-        for part in "copy of 1 MiB", "jobs of cpu/portable", "first plan, cached", "self-check":
+        parts = ("dense: cpu/portable", "copy of 1 MiB", "jobs of cpu/portable",
+                 "first plan, cached", "self-check")
+        for part in parts:
             self.assertTrue(any(part in title for title in titles), f"{part}: {titles}")
         self.assertTrue(all(row["value"] > 0 for row in rows if "value" in row))
 

@@ -669,6 +669,13 @@ static void spoiled(rig *r) {
     run_it.step = (tess_buffer){0};
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "step");
     run_it = run_desc(r, r->step);
+    run_it.o.buffer = r->step;
+    assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "o: must not");
+    run_it = run_desc(r, r->step);
+    run_it.workspace = r->step;
+    if (r->info.workspace_bytes && r->info.workspace_bytes <= r->info.step_bytes)
+        assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "workspace");
+    run_it = run_desc(r, r->step);
     run_it.k.stride_batch = -1;
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "k");
 

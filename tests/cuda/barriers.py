@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random interleavings of what mainloop_backward.cuh does at its barriers: no warpgroup writes dS^T
 that the other one still reads, reads one of another step, releases a stage twice, or waits for
-ever. This holds for the kernels of all gradients, of dQ alone, and of dK and dV alone. The same
-without a barrier, or with one place for dS^T, has to fail.
+ever. This holds for the kernels of all gradients, of dQ alone, and of dK and dV alone, whether dK
+takes dS^T out of registers (head_dim above 64) or out of shared memory. The same without a barrier,
+or with one place for dS^T, has to fail.
 
 The model is the mainloop's text without its arithmetic: each `yield` is a place where the other
 warpgroup, the loader or the warp that adds may go on, with a condition to wait for.
@@ -26,9 +27,10 @@ def at_once():
 
 
 class Model:
-    def __init__(self, seed, places=2, forgets=0.0, queries=True, keys=True):
+    def __init__(self, seed, places=2, forgets=0.0, queries=True, keys=True, registers=True):
         self.random = random.Random(seed)
         self.queries, self.keys = queries, keys  # what is wanted
+        self.registers = registers  # where dK finds dS^T
         self.places, self.forgets = places, forgets
         self.kinds, self.chained = [], []
         for _ in range(self.random.randint(1, 5)):
@@ -64,14 +66,17 @@ class Model:
         yield lambda: self.passed > passed
 
     def write(self, w, step, active):
+        if self.registers and not self.queries:
+            return
         place = (w, active % self.places)
         if self.reading.get(place):
             raise Fault("writes dS^T that is being read")
         self.holds[place] = step
 
     def read(self, what, step, active, parts):
-        """Products with dS^T of some warpgroups' keys are issued, if they are wanted."""
-        if not (self.queries if what[0] == "dq" else self.keys):
+        """Products with dS^T in shared memory, of some warpgroups' keys, are issued, if they are
+        wanted."""
+        if not (self.queries if what[0] == "dq" else self.keys and not self.registers):
             return
         for part in parts:
             place = (part, active % self.places)
@@ -106,10 +111,12 @@ class Model:
         if trailed:
             self.read(("dk", w), n - 1, active, (w,))
         yield at_once
+        if trailed and self.registers:
+            self.release_rows(w, n - 1, "dk")
         self.write(w, n, active + trailed)
         self.release_rows(w, n, "scores")
         yield at_once
-        if trailed:
+        if trailed and not self.registers:
             self.ended(("dk", w), n - 1, active, (w,))
             self.release_rows(w, n - 1, "dk")
 
@@ -117,12 +124,15 @@ class Model:
         yield from self.barrier(w)
         self.read(("dq", w), n, active, parts)
         yield at_once
+        if self.registers:
+            self.release_rows(w, n, "dv")
         if chained:
             yield lambda: self.q_full > n + 1
         else:
             self.read(("dk", w), n, active, (w,))
         yield at_once
-        self.release_rows(w, n, "dv")
+        if not self.registers:
+            self.release_rows(w, n, "dv")
         yield at_once
         self.ended(("dq", w), n, active, parts)
         yield from self.give_dq(w, n)
@@ -252,8 +262,14 @@ def faults(runs, **changes):
 def main():
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     failed = False
-    for queries, keys in ((True, True), (True, False), (False, True)):
-        wanted = {"queries": queries, "keys": keys}
+    for queries, keys, registers in (
+        (True, True, True),
+        (True, True, False),
+        (True, False, True),
+        (False, True, True),
+        (False, True, False),
+    ):
+        wanted = {"queries": queries, "keys": keys, "registers": registers}
         share = runs if queries and keys else runs // 2
         found = faults(share, **wanted)
         print(f"{wanted}: {share} runs, {found} faults", end="")

@@ -497,10 +497,11 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "a kernel that reads neither pages nor slots is given them");
         return;
     }
-    /* Thread blocks on Hopper fetch jobs from a counter, and those of a step share out merges;
-     * others take one job each. */
-    unsigned items =
-        is_sm90(k.kind) || k.kind == DECODE_MERGE || x.a.items < groups ? x.a.items : groups;
+    /* Thread blocks on Hopper fetch jobs from a counter, and those for few rows share out the jobs
+     * and merges of a step; others take one job each. */
+    const int shared_out = is_sm90(k.kind) || k.kind == DECODE_MERGE ||
+                           (k.kind == DECODE && (x.a.flags & TESS_ARGS_STEP) != 0);
+    unsigned items = shared_out || x.a.items < groups ? x.a.items : groups;
     if (x.a.flags & TESS_ARGS_STEP) {
         const uint32_t all = b.tables[x.a.count_at],
                        behind = all > x.a.first_item ? all - x.a.first_item : 0;

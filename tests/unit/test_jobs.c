@@ -433,6 +433,26 @@ static void test_dense_from_end(void **state) {
     instance_free(&c);
 }
 
+/* Tiles shorter than a block are counted from the end, too: drafts that lie on both sides of a
+ * multiple of the tile's rows, or of the block, are one tile and read the keys once. */
+static void test_drafts_from_end(void **state) {
+    (void)state;
+    for (int32_t keys = 8192; keys < 8192 + 64; keys++) {
+        instance c;
+        instance_of(&c, dense_pattern(64), 8, 2, keys, 4, keys);
+        c.tile_rows = c.pack_rows = 16;
+        c.from_end = true;
+        instance_plan(&c);
+        assert_int_equal(2, c.b.jobs.n_jobs);
+        for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
+            assert_int_equal(4, c.out[n].rows);
+            assert_int_equal(4, c.out[n].heads);
+        }
+        instance_check(&c);
+        instance_free(&c);
+    }
+}
+
 /* Whole blocks of 48 would leave a quarter of 128 rows unused, so tiles are cut inside blocks. */
 static void test_cut_blocks(void **state) {
     (void)state;
@@ -572,9 +592,10 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(
-        runtime_setup, runtime_teardown, TEST(test_against_formulas), TEST(test_tall_tiles),
-        TEST(test_block_sizes), TEST(test_known_jobs), TEST(test_known_parts), TEST(test_decode),
-        TEST(test_dense_from_end), TEST(test_cut_blocks), TEST(test_many_blocks),
-        TEST(test_too_many_jobs), TEST(test_too_many_entries), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
+                             TEST(test_tall_tiles), TEST(test_block_sizes), TEST(test_known_jobs),
+                             TEST(test_known_parts), TEST(test_decode), TEST(test_dense_from_end),
+                             TEST(test_drafts_from_end), TEST(test_cut_blocks),
+                             TEST(test_many_blocks), TEST(test_too_many_jobs),
+                             TEST(test_too_many_entries), TEST(test_failing_memory));
 }

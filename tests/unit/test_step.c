@@ -91,7 +91,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
     }
     c->words = (tess_step_plan *)(c->tables + plan_at);
     memcpy(c->words, &words, sizeof words);
-    tess_step_runs(&c->jobs, &words, (tess_step_run *)(c->tables + runs_at),
+    tess_step_runs(&c->jobs, &words, 0, (tess_step_run *)(c->tables + runs_at),
                    (tess_step_group *)(c->tables + groups_at));
     memset(&c->args, 0, sizeof c->args);
     c->args.items_at = plan_at;
@@ -197,7 +197,7 @@ static tess_job *gather_jobs(instance *c, const tess_step_head *head, bool place
         const uint32_t count = ends[g] - room[g].first_job;
         if (ends[g] < room[g].first_job || ends[g] > room[g].end_job || count > head->n_jobs - n)
             FAIL(c, "group %u ends at job %u", g, ends[g]);
-        if (placed && count != c->pools.all[g + 1].first_job - c->pools.all[g].first_job)
+        if (placed && count != c->pools.all[g + 1].first_job[0] - c->pools.all[g].first_job[0])
             FAIL(c, "group %u has %u jobs", g, count);
         for (uint32_t j = 0; j < count; j++)
             if (c->pools.compact && c->pools.kv_heads[jobs[j].head / group].storage != g)

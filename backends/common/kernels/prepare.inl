@@ -96,6 +96,12 @@
     if ((x) != 0u) TESS_ADD_SHARED(to, x)
 #endif
 
+/* A barrier, and whether `x` holds for all threads. A language without a barrier that tells says
+ * that it does not. */
+#ifndef TESS_HOLDS_FOR_ALL
+#define TESS_HOLDS_FOR_ALL(x) false
+#endif
+
 /* The same in two words, so that nothing is lost, and the sum, which stops at the largest number.
  */
 #define TESS_ADD_WIDE(place, x)             \
@@ -207,7 +213,8 @@ TESS_PREPARE_KERNEL {
                first_phase = chooses != 0u ? TESS_PHASE_LENGTHS : TESS_PHASE_COUNT;
     /* Of the first sequences: these loads need not wait for the plan's words. */
     const bool is_early = thread < args.items;
-    const int early_end = is_early ? TESS_CU_ROWS(thread + 1u) : 0,
+    const int early_begin = is_early ? TESS_CU_ROWS(thread) : 0,
+              early_end = is_early ? TESS_CU_ROWS(thread + 1u) : 0,
               early_kv = is_early ? TESS_KV_LENS(thread) : 0;
     const tess_storage_group own = tess_find_group(group TESS_TABLES_OF_KERNEL);
     const tess_grid grid = tess_find_grid(TESS_PLAN(CELL) TESS_TABLES_OF_KERNEL);

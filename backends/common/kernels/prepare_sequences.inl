@@ -9,7 +9,10 @@ const uint s = first + thread;
 const bool present = s < batch, trusted = (args.flags & TESS_ARGS_TRUST) != 0u;
 const int rows = TESS_INT(TESS_PLAN(ROWS)), most_q = TESS_INT(TESS_PLAN(Q_LEN)),
           most_kv = TESS_INT(TESS_PLAN(KV_LEN)), most_position = TESS_INT(TESS_PLAN(POSITIONS));
-const int raw_end = !present      ? 0
+const int raw_begin = !present      ? 0
+                      : first == 0u ? early_begin
+                                    : TESS_CU_ROWS(s),
+          raw_end = !present      ? 0
                     : first == 0u ? early_end
                                   : TESS_CU_ROWS(s + 1u),
           raw_kv = !present      ? 0
@@ -20,11 +23,14 @@ const int keys = trusted ? raw_kv : tess_clamp(raw_kv, 0, most_kv),
 uint row_first = 0u;
 int q_len = 0;
 if (trusted) {
-    row_first = present ? TESS_UINT(TESS_CU_ROWS(s)) : 0u;
-    q_len = present ? raw_end - TESS_INT(row_first) : 0;
+    row_first = TESS_UINT(raw_begin);
+    q_len = raw_end - raw_begin;
 } else {
+    /* Bounds that rise within their limits are their own largest ones. */
     row_end[thread] = TESS_UINT(tess_clamp(raw_end, 0, rows));
-    TESS_SCAN(row_end, tess_larger);
+    if (!TESS_HOLDS_FOR_ALL(raw_begin >= 0 && raw_begin <= raw_end && raw_end <= rows)) {
+        TESS_SCAN(row_end, tess_larger);
+    }
     row_first = tess_larger(rows_before, thread > 0u ? row_end[thread - 1u] : 0u);
     const uint row_stop = tess_larger(rows_before, row_end[thread]);
     q_len = present ? tess_clamp(TESS_INT(row_stop - row_first), 0, most_q) : 0;
@@ -38,13 +44,16 @@ const int raw_first = has_first ? TESS_Q_FIRST(s) : 0,
                                : tess_clamp(raw_first, 0, most_position);
 firsts[thread] = q_first;
 tile_end[thread] = 0u;
-if (present) {
+/* Sequences of other numbers of rows are another kernel's. */
+const bool own_rows = present &&
+                      q_len > TESS_INT(TESS_PLAN(Q_ABOVE)) && q_len <= TESS_INT(TESS_PLAN(Q_MOST));
+if (own_rows) {
     const tess_cut cut = tess_cut_rows(q_len, q_first, grid TESS_TABLES_OF_KERNEL);
     numbers[thread] = cut.first;
     packs[thread] = cut.heads;
     tile_end[thread] = cut.tiles;
 }
-if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
+if (own_rows && phase == TESS_PHASE_LENGTHS)
     shared_blocks =
         tess_sum(shared_blocks,
                  tess_product(tess_divide_up(TESS_UINT(keys), grid.block), TESS_PLAN(KV_HEADS)));
@@ -62,9 +71,9 @@ if (present && phase == first_phase && group == 0u) {
         if (clamped != 0u) TESS_ADD_SHARED(sums[TESS_SUM_CLAMPED], clamped);
         /* Rows of other numbers than were meant have no places to go to. */
         right = raw_kv == keys && raw_end == TESS_INT(row_first) + q_len &&
-                TESS_CU_ROWS(s) == TESS_INT(row_first) && !moved && !moved_keys;
+                raw_begin == TESS_INT(row_first) && !moved && !moved_keys;
     }
-    if (s >= own_first && s < own_end) {
+    if (s >= own_first && s < own_end && TESS_PLAN(HEAD_AT) == 0u) {
         const uint first_block =
             first_key == 0 ? 0u : TESS_UINT(tess_divide_int(first_key, grid.block));
         tess_write_sequence(
@@ -76,8 +85,8 @@ if (present && phase == first_phase && group == 0u) {
     }
 }
 TESS_SCAN(tile_end, tess_sum);
-if (!trusted)
-    rows_before = tess_larger(rows_before, row_end[TESS_PREPARE_THREADS - 1u]);
-else if (batch != 0u)
-    rows_before = TESS_UINT(TESS_CU_ROWS(tess_min(batch, first + TESS_PREPARE_THREADS)));
+const uint ends = tess_min(batch, first + TESS_PREPARE_THREADS);
+if (batch != 0u)
+    rows_before = trusted ? TESS_UINT(TESS_CU_ROWS(ends))
+                          : tess_larger(rows_before, row_end[ends - first - 1u]);
 if (phase == first_phase) all_rows = rows_before;

@@ -100,6 +100,16 @@ TESS_FUNCTION uint tess_sum_of_warp(uint x) {
                          "r"(sum)                                                          \
                          : "memory");                                                      \
     }
+TESS_FUNCTION bool tess_holds_for_all(bool x) {
+    uint all;
+    asm volatile("{\n\t.reg .pred own, all;\n\tsetp.ne.u32 own, %1, 0;\n\t"
+                 "bar.red.and.pred all, 0, own;\n\tselp.u32 %0, 1, 0, all;\n\t}"
+                 : "=r"(all)
+                 : "r"(x ? 1u : 0u)
+                 : "memory");
+    return all != 0u;
+}
+#define TESS_HOLDS_FOR_ALL(x) tess_holds_for_all(x)
 /* The last one of each warp in a scan. */
 TESS_FUNCTION uint *tess_warp_ends() {
     __shared__ static uint ends[32];

@@ -118,6 +118,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return RUNS == 1 ? lane / GROUP : lane % RUN / GROUP;
     }
 
+    /* IN_PLACE: K and V have neither pages nor slots. */
+    template <bool IN_PLACE = false>
     __device__ __forceinline__ upcoming find_keys(int stage) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
         const uint32_t first = ((uint32_t)stage * a->warps + warp) * KEYS;
@@ -127,13 +129,13 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                            tables + a->common.entries_at, tables + a->common.bits_at,
                            stage < m->list.masked_stages);
         if (u.follow) {
-            const key_place at = m->places.find(u.x.token);
+            const key_place at = m->places.template find<IN_PLACE>(u.x.token);
             u.follow = RUNS == 1 ? at.there : !__any_sync(~0u, !at.there);
             /* data that nobody reads again must not evict shared data from L2 */
             u.again = any_run(u.x.token + RUN > own_below);
             if (u.follow) {
-                u.row = m->places.row(at, own_row(), 0) + lane % GROUP * 8;
-                u.v = m->places.row(at, own_row(), 1) + lane % GROUP * 8;
+                u.row = m->places.template row<IN_PLACE>(at, own_row(), 0) + lane % GROUP * 8;
+                u.v = m->places.template row<IN_PLACE>(at, own_row(), 1) + lane % GROUP * 8;
                 if constexpr (CODED) find_scales(u, at, lane % RUN);
                 return u;
             }
@@ -141,9 +143,9 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
         u.again = __any_sync(~0u, u.x.token >= own_below);
         if (u.x.token == NO_TOKEN) return u;
-        const key_place at = m->places.find(u.x.token);
+        const key_place at = m->places.template find<IN_PLACE>(u.x.token);
         if (at.there) {
-            u.row = m->places.row(at, 0, RUNS == 1 ? lane / RUN : 0);
+            u.row = m->places.template row<IN_PLACE>(at, 0, RUNS == 1 ? lane / RUN : 0);
             if constexpr (CODED) {
                 u.v = m->places.row(at, 0, 1);
                 find_scales(u, at, 0);
@@ -592,14 +594,25 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         state.reset();
         if constexpr (CODED) coded.units.reset();
         clear(o);
+        /* The first keys are found before the wait, unless earlier kernels may still write where
+         * they lie. That is off the path from one kernel's end to the next one's first bytes. */
+        const bool early = !CODED && stages > 0 && !m->places.table && !m->places.slots;
+        upcoming first = {};
+        if (early) first = find_keys<true>(0);
+        grid_dependency_wait();
+        grid_dependents_launch();
         if (stages > 0) copy_q();
         cp_async_commit();
         int slot = 0;
 #pragma unroll 1
         for (int32_t i = -ahead; i < stages; i++) {
             const bool more = i + ahead < stages;
+            const bool found = early && i == -ahead;
             upcoming next = {};
-            if (more && !CODED) next = find_keys(i + ahead);
+            if (found)
+                next = first;
+            else if (more && !CODED)
+                next = find_keys(i + ahead);
             if (i == 0) await_q();
             if (i >= 0) {
                 wait_oldest<0>();
@@ -643,8 +656,9 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 
     __device__ __forceinline__ float max_of(int row) const {
         float max = m->row_max[0][row];
-#pragma unroll 4
-        for (int w = 1; w < (int)a->warps; w++) max = fmaxf(max, m->row_max[w][row]);
+#pragma unroll
+        for (int w = 1; w < WARPS; w++)
+            if (w < (int)a->warps) max = fmaxf(max, m->row_max[w][row]);
         return max;
     }
 
@@ -681,23 +695,19 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         store_sums();
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            float factor[2];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
-                if constexpr (CODED) factor[r] *= coded.units.unit(t, r);
-            }
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 if (t * 16 + r * 8 >= all) continue; /* no such rows */
+                float factor = weight(state.max[t][r], max_of(row_of(t, r)));
+                if constexpr (CODED) factor *= coded.units.unit(t, r);
                 if constexpr (CODED)
-                    store_coded(o[t], r, factor[r]);
+                    store_coded(o[t], r, factor);
                 else
 #pragma unroll
                     for (int y = 0; y < O; y++)
                         store_pair(o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) +
                                        lane % 2 * 8,
-                                   o[t][y][2 * r] * factor[r], o[t][y][2 * r + 1] * factor[r]);
+                                   o[t][y][2 * r] * factor, o[t][y][2 * r + 1] * factor);
             }
             __syncthreads();
             store_rows(t * 16);
@@ -720,10 +730,11 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         if (row >= 16 * TILES) return;
         const float max = max_of(row);
         float total = 0;
-#pragma unroll 4
-        for (int w = 0; w < (int)a->warps; w++)
-            total =
-                __fadd_rn(total, __fmul_rn(m->row_sum[w][row], weight(m->row_max[w][row], max)));
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            if (w < (int)a->warps)
+                total = __fadd_rn(total,
+                                  __fmul_rn(m->row_sum[w][row], weight(m->row_max[w][row], max)));
         m->row_total[row] = total;
         if (row >= all) return;
         if (j->partial != NO_PARTIAL) {
@@ -818,8 +829,6 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         m->rows[thread].position = m->job.q_first + m->job.row + min(thread, all - 1) % rows;
         m->rows[thread].block = floor_div(m->rows[thread].position, c->block) - m->list.first_block;
     }
-    grid_dependency_wait();
-    grid_dependents_launch();
     mainloop<T, KV, D, ROWS / 16, WARPS> w;
     w.m = m;
     w.a = a;

@@ -24,11 +24,12 @@ typedef struct tess_decode_args {
 /* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor, of
  * TESS_DECODE_WARPS warps each). O of 32 rows leaves no registers for more than 128 elements.
  * Several thread blocks hide each other's start and end, and the latency of a stage; the fewer
- * bytes a row has, the more of them it takes. Where jobs are few, the same warps form fewer thread
- * blocks: a job's keys have fewer parts then, and there is less to merge. */
+ * bytes a row has, the more of them it takes. Above 192 elements each has a warp less, so that two
+ * stages fit (decode.c). Where jobs are few, the same warps form fewer thread blocks: a job's keys
+ * have fewer parts then, and there is less to merge. */
 #define TESS_DECODE_INSTANCES(X) \
     X(64, 16, 4)                 \
-    X(96, 16, 3) X(128, 16, 3) X(192, 16, 2) X(256, 16, 1) X(64, 32, 3) X(96, 32, 2) X(128, 32, 2)
+    X(96, 16, 3) X(128, 16, 3) X(192, 16, 2) X(256, 16, 2) X(64, 32, 3) X(96, 32, 2) X(128, 32, 2)
 
 /* The same for K and V of 8 bits. */
 #define TESS_DECODE_CODED_INSTANCES(X) X(64, 16, 4) X(128, 16, 3)

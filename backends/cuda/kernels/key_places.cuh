@@ -67,10 +67,10 @@ struct key_places {
                                              TESS_WORD_KV_HEAD_POOL_HEAD];
     }
 
-    /* The token at position t. */
-    __device__ __forceinline__ int64_t token_of(int32_t t) const {
+    /* The token at position t. IN_PLACE, here and below: there are neither pages nor slots. */
+    template <bool IN_PLACE = false> __device__ __forceinline__ int64_t token_of(int32_t t) const {
         int64_t u = start + t;
-        if (slots) {
+        if (!IN_PLACE && slots) {
             const int32_t j = block_shift >= 0 ? t >> block_shift : t / block;
             const uint32_t slot = slots[(uint64_t)j * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT];
             u += ((int64_t)slot - j) * block;
@@ -78,9 +78,9 @@ struct key_places {
         return u;
     }
 
-    __device__ __forceinline__ key_place find(int32_t t) const {
-        key_place at = {token_of(t), 0, true};
-        if (table) {
+    template <bool IN_PLACE = false> __device__ __forceinline__ key_place find(int32_t t) const {
+        key_place at = {token_of<IN_PLACE>(t), 0, true};
+        if (!IN_PLACE && table) {
             at.id = table[at.token >> page_shift];
             at.there = (uint32_t)at.id < pages;
             at.token &= (1 << page_shift) - 1;
@@ -96,9 +96,10 @@ struct key_places {
     }
 
     /* The row in K (0) or V (1) of the key `next` tokens behind a place, in the same page. */
+    template <bool IN_PLACE = false>
     __device__ __forceinline__ const uint16_t *row(const key_place &at, int next,
                                                    int tensor) const {
-        return first[tensor] + (table ? at.id * page[tensor] : 0) +
+        return first[tensor] + (!IN_PLACE && table ? at.id * page[tensor] : 0) +
                (at.token + next) * token[tensor];
     }
 };

@@ -10,7 +10,6 @@ const bool v_wide = TESS_IS_ALIGNED8(V, v_base, args.v_token | args.v_batch);
 /* The subgroup takes SUBGROUP_ROWS rows from first_row, and the words of `places` from own. */
 const uint lane = gl_SubgroupInvocationID, subgroup = gl_SubgroupID;
 const uint first_row = subgroup * SUBGROUP_ROWS, own = subgroup * PLACES;
-const bool has_rows = first_row < used;
 /* The sign of the scale goes to Q. */
 const float scale_log2 = max(abs(args.scale) * TESS_LOG2E, LEAST_SCALE);
 

@@ -1,33 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The last stage of coopmat_forward.comp: divides O by row_sum and stores it, one matrix after
- * another, through the subgroup's place in shared memory. */
+/* The last stage of coopmat_forward.comp: divides O by row_sum and stores it. As many matrices at
+ * once as fit go through the shared memory of K and V, each subgroup's through a part of its own.
+ * So one loop stores whole rows. A copy of it for each matrix was a third of the kernel's code. */
 
 const bool o_wide = TESS_IS_ALIGNED8(O, o_base, args.o_token | args.o_head);
-[[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
+barrier(); /* V has been read */
+[[unroll]] for (uint n = 0u; n < ROW_FRAGMENTS * O_FRAGMENTS; n += O_GROUP) {
+    const uint t = n / O_FRAGMENTS, place = subgroup * (M * O_ROW);
     MATRIX_C factor;
     coopMatLoad(factor, row_factor, first_row + t * M, 0u, COLUMN_MAJOR);
-    [[unroll]] for (uint y = 0u; y < O_FRAGMENTS; y++) {
-        coopMatStore(o[t * O_FRAGMENTS + y] * factor, places, own, PLACE, ROW_MAJOR);
-        OWN_BARRIER
-        /* An invocation stores 8 elements of a row in a turn. */
-        [[unroll]] for (uint turn = 0u; turn < (M * N / 8u - 1u) / SUBGROUP + 1u; turn++) {
-            const uint e = min(turn * SUBGROUP + lane, M * N / 8u - 1u);
-            const uint at = own + e / (N / 8u) * PLACE + e % (N / 8u) * 8u;
-            const uint r = first_row + t * M + e / (N / 8u), dim = y * N + e % (N / 8u) * 8u;
-            const vec4 low = vec4(places[at], places[at + 1u], places[at + 2u], places[at + 3u]);
-            const vec4 high =
-                vec4(places[at + 4u], places[at + 5u], places[at + 6u], places[at + 7u]);
-            if (r < used && dim < head_dim) {
-                if (o_wide && partial == TESS_NO_PARTIAL) {
-                    O8_[(o_base + TESS_ROW_OFFSET(o, row_head_row[r]) + dim) / 8u] =
-                        uvec4(pack_narrow(low.x, low.y), pack_narrow(low.z, low.w),
-                              pack_narrow(high.x, high.y), pack_narrow(high.z, high.w));
-                } else {
-                    TESS_STORE_DIMS(r, dim, low)
-                    TESS_STORE_DIMS(r, dim + 4u, high)
-                }
+    [[unroll]] for (uint y = 0u; y < O_GROUP; y++) {
+        coopMatStore(o[n + y] * factor, kv, place + y * (N / 4u), O_ROW, ROW_MAJOR);
+    }
+    OWN_BARRIER
+    /* An invocation stores 8 elements of a row in a turn. */
+    [[dont_unroll]] for (uint e = lane; e < M * O_UNITS; e += SUBGROUP) {
+        const uint at = place + e / O_UNITS * O_ROW + e % O_UNITS * 2u;
+        const uint r = first_row + t * M + e / O_UNITS;
+        const uint dim = n % O_FRAGMENTS * N + e % O_UNITS * 8u;
+        const vec4 low = uintBitsToFloat(kv[at]), high = uintBitsToFloat(kv[at + 1u]);
+        if (r < used && dim < head_dim) {
+            if (o_wide && partial == TESS_NO_PARTIAL) {
+                O8_[(o_base + TESS_ROW_OFFSET(o, row_head_row[r]) + dim) / 8u] =
+                    uvec4(pack_narrow(low.x, low.y), pack_narrow(low.z, low.w),
+                          pack_narrow(high.x, high.y), pack_narrow(high.z, high.w));
+            } else {
+                TESS_STORE_DIMS(r, dim, low)
+                TESS_STORE_DIMS(r, dim + 4u, high)
             }
         }
-        OWN_BARRIER
     }
+    OWN_BARRIER
 }

@@ -10,7 +10,7 @@
  * Its stages are files of their own, which are a part of the function below, since GLSL cannot hand
  * arrays in registers to a function:
  *   coopmat_begin.inl      what is this thread's and its subgroup's; O and row sums are 0
- *   coopmat_queries.inl    Q, from memory to matrices
+ *   coopmat_queries.inl    Q, from memory to matrices; the first keys are on their way
  *   coopmat_scores.inl     S = Q K^T of a chunk, and its masks (coopmat_masks.h)
  *   coopmat_reference.inl  the reference of the exponentials rises where scores exceed it
  *   coopmat_softmax.inl    exponentials, row sums, and P as an operand
@@ -72,8 +72,20 @@ const uint PLACES = M * PLACE;                          /* one fragment's at a t
 const uint TURNS = KEYS * UNITS / TESS_THREADS;
 const uint Q_ROWS = 2u * KEYS < TESS_ROWS ? 2u * KEYS : TESS_ROWS; /* of Q, at a time */
 const uint Q_TURNS = Q_ROWS * UNITS / TESS_THREADS;
+/* Matrices of O that go through the place of K and V at once: as many as fit, and at least one. */
+#define O_UNITS_OF(n) (SUBGROUPS * M * ((n) * N / 4u + 1u)) /* of 16 bytes */
+#define O_FIT(n)      (O_UNITS_OF(n) <= 2u * KEYS * ROW)
+const uint O_GROUP = O_FIT(O_FRAGMENTS)        ? O_FRAGMENTS
+                     : O_FIT(O_FRAGMENTS / 2u) ? O_FRAGMENTS / 2u
+                     : O_FIT(O_FRAGMENTS / 4u) ? O_FRAGMENTS / 4u
+                                               : 1u;
+const uint O_UNITS = O_GROUP * N / 8u, O_ROW = 2u * O_UNITS + 1u;
 /* Keys that are listed at a time, two chunks, and entries of both lists. */
 const uint LISTED = 2u * KEYS, LIST = 2u * LISTED;
+
+/* The number, which a compiler does not know: NVIDIA's unrolls loops that it should not, and the
+ * ways for unaligned tensors were an eighth of the code. */
+#define ROLLED(count) ((count) * min(args.head_dim, 1u))
 
 #include "forward_state.h"
 
@@ -114,7 +126,8 @@ layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o8 { uvec4 O8_[]; }
 
 /* Matrices are loaded from multiples of 16 bytes. So is the size of each of these variables, since
  * a driver may put one behind the other. */
-shared uvec4 kv[2u * KEYS * ROW];      /* K and V of a chunk; before them, rows of Q */
+/* K and V of a chunk; before them, rows of Q, and behind them, of O. */
+shared uvec4 kv[O_FIT(O_GROUP) ? 2u * KEYS * ROW : O_UNITS_OF(O_GROUP)];
 shared float places[SUBGROUPS * PLACES];
 TESS_SHARED_ROWS
 shared float row_reference[TESS_ROWS], row_product[TESS_ROWS], row_factor[TESS_ROWS];
@@ -140,9 +153,7 @@ TESS_FORWARD_KERNEL {
 #include "coopmat_begin.inl"
 #include "coopmat_queries.inl"
     uint list = 0u, first = 0u;
-    uvec4 ahead[TURNS];
     barrier();
-    if (keys > 0u) { FETCH(K, k_wide, key_k_at, 0u) }
     /* The inner loop ends where a reference rises: O is multiplied outside of it. Inside, products
      * alone change O, and its registers stay where they are. */
     bool rose = keys > 0u, large = false;
@@ -176,8 +187,6 @@ TESS_FORWARD_KERNEL {
 #include "coopmat_values.inl"
     }
 
-    /* Row sums and O go through the place of the subgroup. */
-    if (!has_rows) return;
 #include "forward_result.inl"
 #include "coopmat_sums.inl"
 #include "coopmat_epilogue.inl"

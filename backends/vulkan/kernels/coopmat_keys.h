@@ -46,7 +46,7 @@ void list_keys(uint list, uint first, uint keys, uint job, tess_tile tile, tess_
             kv[(to) + own_place + turn * ROW] = ahead[turn];                 \
         }                                                                    \
     } else if (has_dim) {                                                    \
-        [[dont_unroll]] for (uint turn = 0u; turn < TURNS; turn++) {         \
+        [[dont_unroll]] for (uint turn = 0u; turn < ROLLED(TURNS); turn++) { \
             kv[(to) + own_place + turn * ROW] =                              \
                 TESS_LOAD8(buffer, key_at[(of) + own_key + turn] + own_dim); \
         }                                                                    \

@@ -14,7 +14,8 @@ shared ivec4 least_of[SUBGROUPS * ROW_FRAGMENTS], most_of[SUBGROUPS * ROW_FRAGME
 void find_bounds() {
     for (uint f = TESS_THREAD; f < SUBGROUPS * ROW_FRAGMENTS; f += TESS_THREADS) {
         ivec4 least = ivec4(TESS_INT_MAX), most = ivec4(TESS_INT_MIN);
-        for (uint r = f * M; r < f * M + M; r++) {
+        [[unroll]] for (uint own = 0u; own < M; own++) {
+            const uint r = f * M + own;
             const ivec4 row =
                 ivec4(row_causal[r], row_window_low[r], row_window_high[r], row_block[r]);
             least = min(least, row);
@@ -51,9 +52,11 @@ uint find_kept(uint own, uint fragment, uint list, int sinks, int i_first) {
             bits = 0u;
         } else if (!subgroupAll(by.x)) {
             MATRIX_C looked_at;
-            for (uint e = lane; e < M * N; e += SUBGROUP) {
+            [[unroll]] for (uint turn = 0u; turn < (M * N - 1u) / SUBGROUP + 1u; turn++) {
+                const uint e = min(turn * SUBGROUP + lane, M * N - 1u);
                 TESS_READ_ROW(row, fragment * M + e / N);
-                TESS_READ_KEY(key, list + n * N + e % N);
+                /* The same for all elements of an invocation, where that is so. */
+                TESS_READ_KEY(key, list + n * N + (SUBGROUP % N == 0u ? lane : e) % N);
                 places[own + e / N * PLACE + e % N] = float(tess_is_kept(key, row, sinks, i_first));
             }
             OWN_BARRIER

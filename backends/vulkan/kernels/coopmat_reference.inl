@@ -28,7 +28,8 @@ if (rises_here || large) {
         for (uint e = lane; e < M; e += SUBGROUP) {
             const uint r = first_row + t * M + e;
             float largest = TESS_LOWEST;
-            for (uint c = 0u; c < N; c++) largest = max(largest, places[own + e * PLACE + c]);
+            [[unroll]] for (uint c = 0u; c < N; c++) largest =
+                max(largest, places[own + e * PLACE + c]);
             const float rise = (largest - row_reference[r]) * scale_log2;
             if (rise > MOST_RISE) {
                 row_factor[r] = exp2(-rise);

@@ -8,7 +8,7 @@
     OWN_BARRIER
     for (uint e = lane; e < M; e += SUBGROUP) {
         float sum = 0.0;
-        for (uint c = 0u; c < N; c++) sum += places[own + e * PLACE + c];
+        [[unroll]] for (uint c = 0u; c < N; c++) sum += places[own + e * PLACE + c];
         row_factor[first_row + t * M + e] = sum;
     }
     OWN_BARRIER

@@ -7,9 +7,11 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #define SCALAR f16vec2
 #define NUMBER float16_t
+#define DIFFER f16vec2(0, 1)
 #else
 #define SCALAR vec4
 #define NUMBER float
+#define DIFFER vec4(0, 1, 2, 3)
 #endif
 layout(local_size_x = 256) in;
 layout(std430, set = 0, binding = 0) readonly buffer From { uvec4 from[]; };
@@ -32,7 +34,8 @@ void main() {
     if ((x.x ^ x.y ^ x.z ^ x.w) == 0x9e3779b9u) to[at] = x;
 #endif
 #else
-    const SCALAR x = SCALAR(NUMBER(gl_LocalInvocationID.x)), y = SCALAR(NUMBER(0.999));
+    // Elements differ, or a compiler computes one for all of them.
+    const SCALAR x = SCALAR(NUMBER(gl_LocalInvocationID.x)) + DIFFER, y = SCALAR(NUMBER(0.999));
     SCALAR a = x, b = x + y, c = y, d = -x, e = -y, f = x - y, g = x * y, h = y * y;
     for (uint n = 0u; n < turns; n++) {
         a = fma(a, y, x);
@@ -45,6 +48,6 @@ void main() {
         h = fma(h, y, x);
     }
     a += b + c + d + e + f + g + h;
-    if (a.x == NUMBER(1.2345)) to[0] = uvec4(1u);
+    if (dot(a, SCALAR(NUMBER(1))) == NUMBER(1.2345)) to[0] = uvec4(1u);
 #endif
 }

@@ -90,12 +90,13 @@ template <typename Shape> struct row_loader {
         }
         wait_empty_q(n);
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) m->lse[q][group * 32 + lane] = lse[group];
+        for (int group = 0; group < GROUPS; group++)
+            m->lse[q][Shape::place_of_row(group * 32 + lane)] = lse[group];
         load_rows(m->q[q][0], &m->q_full[q], TESS_SM90_Q, &maps->q, x, live, boxed);
         wait_empty_d_o(n);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
-            m->delta[d_o][group * 32 + lane] = delta[group];
+            m->delta[d_o][Shape::place_of_row(group * 32 + lane)] = delta[group];
         load_rows(m->d_o[d_o][0], &m->d_o_full[d_o], TESS_SM90_D_O, &maps->d_o, x, live, boxed);
     }
 

@@ -3,13 +3,15 @@
  * The mainloop of backward on Hopper: a consumer warpgroup computes its 64 keys of each column.
  *
  * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T is the left operand of
- * dV += P^T dO as it is, in registers. Both warpgroups leave dS^T in shared memory. From there each
- * takes its own keys for dK += dS^T Q, and all keys for its half of dQ = dS K: 64 of its dims, or
- * 64 rows.
+ * dV += P^T dO as it is, in registers, and dS^T that of dK += dS^T Q. Both warpgroups also leave
+ * dS^T in shared memory. From there each takes all keys for its half of dQ = dS K: 64 of its dims,
+ * or 64 rows.
  *
- * Products overlap with exponentials. Behind dV and dQ of a step, S^T and dP^T of the next one are
- * issued, and only then the step's own dK: while that is in flight, dS^T of the next step is
- * computed.
+ * Products overlap with exponentials. Behind dV and dQ of a step, S^T of the next one is issued,
+ * then the step's own dK and the next dP^T: while these are in flight, P^T of the next step is
+ * computed. At head_dim 64 a step has 128 rows, and there are no registers for dS^T. There dK takes
+ * the own keys' dS^T out of shared memory, and is issued in the middle of the next step's
+ * exponentials, behind dP^T.
  *
  * WANTED says which gradients a run wants: TESS_SM90_DQ, TESS_SM90_DKV or both. What nobody wants
  * has neither products nor room in registers, and what is left is computed as it is with all of
@@ -29,12 +31,12 @@ enum { DS_BARRIER = 1 };
 template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward {
     static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
                          ROW_BYTES = Shape::ROW_BYTES;
-    /* Load LSE and Delta into registers while products are in flight. */
-    static constexpr bool LOADS_AHEAD = D > 64;
-    /* Issue dK of the step before in the middle of the exponentials. A thread has 64 of them, so
-     * half need not wait until dK can be queued. */
-    static constexpr bool ISSUES_DK_AMID = ROWS > 64;
-    static constexpr bool QUERIES = WANTED & TESS_SM90_DQ, KEYS = WANTED & TESS_SM90_DKV;
+    static constexpr bool LOADS_AHEAD = Shape::LOADS_AHEAD;
+    /* dK takes dS^T out of registers, 16 of a thread, instead of shared memory. At head_dim 64
+     * these were 32, and there is no room. */
+    static constexpr bool DS_IN_REGISTERS = D > 64;
+    static constexpr bool QUERIES = WANTED & TESS_SM90_DQ, KEYS = WANTED & TESS_SM90_DKV,
+                          SHARES_DS = QUERIES || !DS_IN_REGISTERS;
 
     backward_memory<Shape> *m;
     const tess_sm90_backward_args *a;
@@ -44,8 +46,8 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     float dk[D / 2], dv[D / 2];
     float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T */
     float dq[32];
-    uint32_t p[ROWS / 16][4]; /* P^T as a left operand */
-    float2 ahead[ROWS / 8];   /* LSE or Delta */
+    uint32_t p[ROWS / 16][4], ds[ROWS / 16][4]; /* P^T and dS^T as left operands */
+    float2 ahead[ROWS / 8];                     /* LSE or Delta */
 
     /* ---------------------------------------------------------------- products */
 
@@ -78,17 +80,26 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     }
     /* dK += dS^T Q. */
     __device__ __forceinline__ void issue_dk(uint32_t n) {
-        const uint32_t left = operand(m->ds[active % 2][0] + warpgroup * 64 * 128),
-                       right = operand(m->q[n % STEP_STAGES][0], ROW_BYTES);
-        warpgroup_arrive();
+        const uint32_t right = operand(m->q[n % STEP_STAGES][0], ROW_BYTES);
+        if (DS_IN_REGISTERS) {
+            warpgroup_arrive();
 #pragma unroll
-        for (int x = 0; x < ROWS / 16; x++)
-            wgmma<T, D>::template ss<N_MAJOR>(
-                dk, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
-                matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+            for (int x = 0; x < ROWS / 16; x++)
+                wgmma<T, D>::rs(dk, ds[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+        } else {
+            const uint32_t left = operand(m->ds[active % 2][0] + warpgroup * 64 * 128);
+            warpgroup_arrive();
+#pragma unroll
+            for (int x = 0; x < ROWS / 16; x++)
+                wgmma<T, D>::template ss<N_MAJOR>(
+                    dk, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
+                    matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+        }
         warpgroup_commit();
     }
-    __device__ __forceinline__ void finish_dv(uint32_t n) {
+    /* Waits for dV, behind which `others` groups of products are in flight. */
+    template <int OTHERS> __device__ __forceinline__ void end_dv(uint32_t n) {
+        warpgroup_wait<OTHERS>();
         register_fence(dv);
         release(&m->d_o_empty[n % D_O_STAGES]);
     }
@@ -120,8 +131,11 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     __device__ __forceinline__ void load_ahead(const float *values) {
         if (LOADS_AHEAD) {
 #pragma unroll
-            for (int n = 0; n < ROWS / 8; n++)
-                ahead[n] = *(const float2 *)(values + 8 * n + lane % 4 * 2);
+            for (int n = 0; n < ROWS / 8; n += 2) {
+                const float4 x = *(const float4 *)(values + 8 * n + lane % 4 * 4);
+                ahead[n] = make_float2(x.x, x.y);
+                ahead[n + 1] = make_float2(x.z, x.w);
+            }
         }
     }
 
@@ -136,15 +150,15 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
         }
     }
 
-    /* dS^T out of P^T and dP^T, which goes to shared memory: a row of 128 bytes for each key and
-     * 64 rows. MASKED: it is 0 where P is, whatever dP holds. P^T becomes a left operand. */
+    /* dS^T out of P^T and dP^T. Of each 64 rows, a row of 128 bytes for each key goes to shared
+     * memory, to place `buffer`. MASKED: it is 0 where P is, whatever dP holds. P^T becomes a left
+     * operand. */
     template <bool MASKED>
     __device__ __forceinline__ void differentiate(uint32_t step, uint32_t buffer) {
         const int key = warpgroup * 64 + warp * 16 + lane % 16;
         uint8_t *const to = m->ds[buffer % 2][0] + key * 128;
 #pragma unroll
         for (int n = 0; n < ROWS / 16; n++) {
-            uint32_t ds[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = 8 * n + 2 * i;
@@ -154,14 +168,15 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
                     if (s[at] == 0) y[0] = 0;
                     if (s[at + 1] == 0) y[1] = 0;
                 }
-                ds[i] = pack<T>(y[0], y[1]);
+                ds[n][i] = pack<T>(y[0], y[1]);
                 p[n][i] = pack<T>(s[at], s[at + 1]);
             }
             const int unit = 2 * n + lane / 16;
-            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[0], ds[1], ds[2],
-                     ds[3]);
+            if (SHARES_DS)
+                stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[n][0],
+                         ds[n][1], ds[n][2], ds[n][3]);
         }
-        fence_async_proxy();
+        if (SHARES_DS) fence_async_proxy();
     }
 
     /* The rows of the step that keep this thread's two keys: columns [first, first + count). */
@@ -234,7 +249,7 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     __device__ __forceinline__ void wait_ds() {
         if (QUERIES)
             named_barrier_sync(DS_BARRIER);
-        else
+        else if (SHARES_DS)
             named_barrier_sync<128>(DS_BARRIER + warpgroup);
     }
 
@@ -259,29 +274,34 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     }
 
     /* Computes P^T and dS^T of step n, whose S^T is in flight. TRAILED: dK of the step before is in
-     * flight, too, behind dP^T. */
+     * flight behind it (BEFORE dP^T), or is issued here (AMID the exponentials: a thread has 64 of
+     * them at head_dim 64, so half need not wait until dK can be queued). */
     template <bool TRAILED> __device__ __forceinline__ void finish_scores(uint32_t n) {
-        constexpr bool DK = TRAILED && KEYS;
+        constexpr bool DK = TRAILED && KEYS, BEFORE = DK && DS_IN_REGISTERS,
+                       AMID = DK && !DS_IN_REGISTERS;
         const step_info *x = &m->steps[n % STEPS];
         issue_dp(n);
-        if (DK && !ISSUES_DK_AMID) issue_dk(n - 1);
         const bool masked = is_masked(x);
         load_ahead(m->lse[n % STEP_STAGES]);
-        warpgroup_wait<1 + (DK && !ISSUES_DK_AMID)>();
+        warpgroup_wait<1 + BEFORE>();
         register_fence(s);
         exponentiate(n, 0, ROWS / 16);
-        if (DK && ISSUES_DK_AMID) issue_dk(n - 1);
+        if (AMID) issue_dk(n - 1);
         exponentiate(n, ROWS / 16, ROWS / 8);
+        if (BEFORE) {
+            warpgroup_wait<1>();
+            finish_dk(n - 1);
+        }
         if (masked) apply(find_kept(x), s);
         load_ahead(m->delta[n % D_O_STAGES]);
-        warpgroup_wait<DK>();
+        warpgroup_wait<AMID>();
         register_fence(dp);
         if (masked)
             differentiate<true>(n, active + TRAILED);
         else
             differentiate<false>(n, active + TRAILED);
         release_scored(n);
-        if (DK) {
+        if (AMID) {
             warpgroup_wait<0>();
             finish_dk(n - 1);
         }
@@ -289,26 +309,26 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
 
     /* The gradients of a step whose P^T and dS^T are there, dQ out of `units` of 16 keys from
      * `first` on. CHAINED: P^T and dS^T of the next step are computed meanwhile. No product is in
-     * flight before or after: the compiler would not keep one in flight across a loop. */
+     * flight before or after: the compiler would not keep one in flight across a loop. Nor would it
+     * while left operands of others are computed into registers (C7513). So dK with dS^T out of
+     * registers precedes the next dP^T, and has ended before the next dS^T is computed. */
     template <bool CHAINED>
     __device__ __forceinline__ void finish_step(uint32_t n, int first, const int units, bool last) {
-        constexpr int BEHIND_DQ = CHAINED || KEYS;
+        constexpr bool DK = KEYS && (DS_IN_REGISTERS || !CHAINED);
         if (last) release(&m->v_empty);
         if (KEYS) issue_dv(n);
         wait_ds();
         if (QUERIES) issue_dq(first, units);
+        /* S^T of the next step takes the registers of P^T (otherwise C7512). */
+        if (KEYS && DS_IN_REGISTERS) end_dv<QUERIES>(n);
         if (CHAINED) {
             wait_q(n + 1);
             issue_s(n + 1);
-        } else if (KEYS) {
-            issue_dk(n);
         }
-        if (KEYS) {
-            warpgroup_wait<QUERIES + BEHIND_DQ>();
-            finish_dv(n);
-        }
+        if (DK) issue_dk(n);
+        if (KEYS && !DS_IN_REGISTERS) end_dv<QUERIES + CHAINED + DK>(n);
         if (QUERIES) {
-            warpgroup_wait<BEHIND_DQ>();
+            warpgroup_wait<CHAINED + DK>();
             register_fence(dq);
         }
         if (last) release(&m->k_empty);
@@ -377,8 +397,7 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
         wait_ds();
         if (KEYS) {
             issue_dk(n);
-            warpgroup_wait<0>();
-            finish_dv(n);
+            end_dv<0>(n);
             finish_dk(n);
         }
         if (QUERIES) partial_dq(begin, end);

@@ -117,6 +117,17 @@ template <int HEAD_DIM, int STEP_ROWS> struct backward_shape {
     /* Each warpgroup computes 64 x 64 of dQ: all rows of 64 dims, or 64 rows of all dims. */
     static constexpr int DQ_FLOATS = 64 * 64;
     static_assert(CHUNKS * ROW_CHUNKS == 2, "dQ is cut in two");
+    /* A thread loads LSE and Delta of its rows into registers while products are in flight. At
+     * head_dim 64 there is no room for them. */
+    static constexpr bool LOADS_AHEAD = D > 64;
+
+    /* Where LSE and Delta of a row lie in their stage. If they are loaded ahead, the four values
+     * that a thread of a quad needs of 16 rows lie together: half as many loads as in the order of
+     * the rows. */
+    static __device__ __forceinline__ int place_of_row(int row) {
+        if (!LOADS_AHEAD) return row;
+        return row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2;
+    }
 };
 
 template <typename Shape> struct alignas(1024) backward_memory {
