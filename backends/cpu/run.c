@@ -175,6 +175,9 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
     return rows <= FEW_PARTIAL_ROWS;
 }
 
+/* A thread takes so long to begin a job, and reads so fast from the second-level cache. */
+enum { JOB_NS = 300, BYTES_PER_NS = 40 };
+
 /*
  * How many workers the launch is worth: all, or the caller alone where its work takes less than
  * `worth_ns`, at the speed of the second-level cache or of the products. A launch that looks as
@@ -183,7 +186,7 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
 uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
                           uint32_t threads, uint32_t worth_ns) {
     /* The softmax takes a nanosecond for a row and a key in short jobs, on tiles too. */
-    enum { JOB_NS = 300, BYTES_PER_NS = 40, SOFTMAX_NS = 1 };
+    enum { SOFTMAX_NS = 1 };
     double ns = (double)n_jobs * JOB_NS;
     for (uint64_t n = 0; n < n_jobs && ns < worth_ns; n++) {
         const tess_job *job = &launch->tables->jobs[launch->first_job + n];
@@ -220,8 +223,34 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
         tess_cpu_pool_run(d->pool, do_merges, w, at_most(n_merges, d->threads));
 }
 
+/* The same for a stage of backward. A strip reads O and dO of its rows, or dQ's accumulators. A
+ * column takes about as long for a few keys as for a panel, and for a few rows as for a group. */
+static uint32_t stage_workers(const tess_launch *l, uint32_t rate, uint32_t threads,
+                              uint32_t worth_ns) {
+    enum { PANEL_KEYS = 32, GROUP_ROWS = 16 };
+    const tess_tables *tables = l->tables;
+    double ns = (double)l->n_jobs * JOB_NS;
+    for (uint64_t n = 0; n < l->n_jobs && ns < worth_ns; n++) {
+        if (l->stage != TESS_STAGE_COLUMNS) {
+            ns += 8.0 * CPU_STRIP_ROWS * l->n_heads * l->head_dim / BYTES_PER_NS;
+            continue;
+        }
+        const tess_column *column = &tables->columns[l->first_job + n];
+        double rows = 0;
+        for (uint32_t g = 0; g < column->segments; g++) {
+            const tess_segment *segment = &tables->segments[column->segment + g];
+            const uint32_t blocks =
+                segment->step || tables->classes[segment->cls].flags & TESS_CLASS_BITS;
+            rows += ((double)segment->rows * (blocks ? l->block : 1) + GROUP_ROWS) * segment->heads;
+        }
+        ns += 10.0 * (rows + GROUP_ROWS) * (column->keys + PANEL_KEYS) * l->head_dim / rate;
+    }
+    return ns < worth_ns ? 1 : at_most(l->n_jobs, threads);
+}
+
 static void run_stage(const cpu_device *d, const tess_launch *launch, work *w) {
-    const uint32_t workers = at_most(launch->n_jobs, d->threads);
+    const uint32_t workers =
+        stage_workers(launch, w->row->rate, d->threads, tess_cpu_pool_worth(d->pool));
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     w->takes_turns = launch->stage == TESS_STAGE_COLUMNS && workers > 1 &&
                      launch->tensor[TESS_ROLE_D_Q].buffer.kind != TESS_BUFFER_NONE;

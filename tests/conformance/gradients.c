@@ -257,6 +257,36 @@ void test_gradients_interleaved(void **state) {
     release(&f);
 }
 
+/* Large gradients, which may be stored past the caches where their rows begin with a line. */
+void test_gradients_large(void **state) {
+    static const char *const large[] = {
+        "pattern=window left=9 right=0 heads=16 head_dim=256 q_len=1030 kv_len=1030",
+        "pattern=window left=9 right=0 heads=16 head_dim=256 q_len=2060 kv_len=2060 dtype=bf16"};
+    enum { PAGE = 4096, BEHIND = 16 };
+    const test_target *target = *state;
+    if (strcmp(target->backend, "cpu") != 0 || target->kernel[0]) return;
+    for (size_t n = 0; n < sizeof large / sizeof large[0]; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, large[n])) continue;
+        for (size_t offset = 0; offset <= BEHIND; offset += BEHIND) {
+            char *rooms[GRADIENTS];
+            for (int g = 0; g < GRADIENTS; g++) {
+                const size_t bytes = (size_t)f.bytes[g] + BEHIND;
+                rooms[g] = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+                assert_non_null(rooms[g]);
+                memset(rooms[g], 0xff, bytes);
+                output(&f.x.run, g)->buffer = tess_host_buffer(rooms[g] + offset, f.bytes[g]);
+            }
+            assert_ok(instance_run(&f.x, NULL));
+            for (int g = 0; g < GRADIENTS; g++) {
+                rig_same_bits("at another address", f.plain.d[g], rooms[g] + offset, f.bytes[g]);
+                free(rooms[g]);
+            }
+        }
+        release(&f);
+    }
+}
+
 /* A tensor whose elements lie far apart in a sparse mapping. */
 typedef struct far_tensor {
     char *map;

@@ -52,6 +52,7 @@
     X(gradients, test_gradient_ranges, 0, "gradients: ranges of jobs")                         \
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
+    X(gradients, test_gradients_large, 0, "gradients of tensors that fit no cache")            \
     X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \
     X(gradients, test_gradient_accumulators_far, 0, "gradients: accumulators past 2^31")       \
     X(gradients, test_gradient_of_broadcast, 0, "dO with strides of 0")                        \

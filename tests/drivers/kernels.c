@@ -499,10 +499,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     }
     /* Thread blocks on Hopper fetch jobs from a counter, and those for few rows share out the jobs
      * and merges of a step; others take one job each. */
-    const int shared_out = is_sm90(k.kind) || k.kind == DECODE_MERGE ||
-                           (k.kind == DECODE && (x.a.flags & TESS_ARGS_STEP) != 0);
-    unsigned items = shared_out || x.a.items < groups ? x.a.items : groups;
-    if (x.a.flags & TESS_ARGS_STEP) {
+    const int in_step = (x.a.flags & TESS_ARGS_STEP) != 0,
+              shares = k.kind == DECODE_MERGE || (k.kind == DECODE && in_step);
+    unsigned items = is_sm90(k.kind) || shares || x.a.items < groups ? x.a.items : groups;
+    if (in_step) {
         const uint32_t all = b.tables[x.a.count_at],
                        behind = all > x.a.first_item ? all - x.a.first_item : 0;
         if (items > behind) items = behind;

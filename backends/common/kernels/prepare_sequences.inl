@@ -45,18 +45,16 @@ const int raw_first = has_first ? TESS_Q_FIRST(s) : 0,
 firsts[thread] = q_first;
 tile_end[thread] = 0u;
 /* Sequences of other numbers of rows are another kernel's. */
-const bool own_rows = present &&
-                      q_len > TESS_INT(TESS_PLAN(Q_ABOVE)) && q_len <= TESS_INT(TESS_PLAN(Q_MOST));
-if (own_rows) {
+const int above = TESS_INT(TESS_PLAN(Q_ABOVE)), most = TESS_INT(TESS_PLAN(Q_MOST));
+if (q_len > above && q_len <= most) {
     const tess_cut cut = tess_cut_rows(q_len, q_first, grid TESS_TABLES_OF_KERNEL);
     numbers[thread] = cut.first;
     packs[thread] = cut.heads;
     tile_end[thread] = cut.tiles;
+    const uint all = tess_divide_up(TESS_UINT(keys), grid.block);
+    if (phase == TESS_PHASE_LENGTHS)
+        shared_blocks = tess_sum(shared_blocks, tess_product(all, TESS_PLAN(KV_HEADS)));
 }
-if (own_rows && phase == TESS_PHASE_LENGTHS)
-    shared_blocks =
-        tess_sum(shared_blocks,
-                 tess_product(tess_divide_up(TESS_UINT(keys), grid.block), TESS_PLAN(KV_HEADS)));
 if (present && phase == first_phase && group == 0u) {
     bool right = true;
     if (!trusted) {

@@ -5,12 +5,11 @@
  * kept for all keys of the column and multiplied with K once more. The result is added to
  * accumulators of dQ, which the columns of a kv head do in the order of their jobs (turns.h).
  *
- * The first stage writes LSE in base 2 and Delta of each row and head to the workspace, and clears
- * the accumulators. An LSE of +inf makes P exactly 0. The last stage turns accumulators into dQ.
+ * Strips of rows are prepared before and finished after (backward_strips.inl). The keys of a column
+ * are packed and their gradients stored by backward_keys.inl.
  */
 #include <tessera/tessera_column_walk.h>
 
-#include "backward_products.inl"
 #include "turns.h"
 
 /* Keys of a column: their operands and sums stay in the second-level cache. */
@@ -19,8 +18,6 @@
 #endif
 
 uint32_t KERNEL(backward_lanes)(int32_t head_dim) { return head_dim <= 128 ? LANES : LANES / 2; }
-
-enum { PREFETCHES = 4 }; /* for each panel of a chunk: see prefetch_few */
 
 /* Which operand of a product: Q or K is the first, dO or V the second. */
 enum { FIRST, SECOND, BOTH };
@@ -43,11 +40,33 @@ typedef struct panel_keys {
     int32_t low_min, low_max, high_min, high_max;
 } panel_keys;
 
+/*
+ * What a chunk prefetches, a few rows between the steps of its products: a core has few cache
+ * misses in flight, and waits where more are asked for. The caller's rows are often pages apart,
+ * where hardware prefetchers do not follow. With many heads, accumulators come from memory, too.
+ */
+typedef struct ahead_rows {
+    const char *first[BOTH]; /* the next rows of Q and dO */
+    int64_t stride[BOTH];
+    int32_t rows, n_rows;   /* of these, there are, are prefetched already; likewise: */
+    int32_t items, n_items; /* accumulators of the chunk */
+    int32_t keys, n_keys;   /* rows of dK and dV, near the end of a column */
+    int32_t at_once;        /* after each step */
+} ahead_rows;
+
+/* Rows that are packed already. A row is when this many more are prefetched. Packing them at once
+ * keeps them: rows that are a power of two apart share a few sets of the caches. */
+enum { ROWS_AHEAD = 32 };
+INLINE int32_t ahead_packed(const ahead_rows *ahead) {
+    return ahead->n_rows > ROWS_AHEAD ? ahead->n_rows - ROWS_AHEAD : 0;
+}
+
 /* The arrays of a job, beside those of job_memory, which forward's functions use. */
 typedef struct backward_memory {
     float *x[BOTH], *sums[BOTH];    /* of keys, in lanes */
     float *keys;                    /* K once more, with elements in lanes: [d][word][PANEL] */
     float *y[BOTH], *columns[BOTH]; /* of rows, which are items */
+    float *y_next[BOTH];            /* y of the next chunk */
     float *s, *dp;
     float *ds; /* of rows and all keys */
     float *dq; /* what the chunk adds: [d][item][PANEL] */
@@ -59,6 +78,7 @@ typedef struct backward {
     backward_memory at;
     cpu_turn *turn; /* NULL: no other worker adds to dQ */
     int32_t lanes, ds_pitch;
+    int32_t key[LANES]; /* positions of the column's keys */
     const char *rows[BOTH][CHUNK];
     float *accumulators[CHUNK]; /* of dQ; NULL: of a row that keeps no key */
     const tess_column *column;
@@ -68,15 +88,16 @@ typedef struct backward {
     cpu_span span[LANES / PANEL];
     item_run run[CHUNK];
     int32_t items, n_runs;
-    /* The next rows of Q and dO; how many of them, and of the current accumulators, are prefetched
-     * already; and how many to prefetch after each product. */
-    const char *ahead[BOTH];
-    int64_t ahead_stride[BOTH];
-    int32_t n_ahead, n_prefetched, n_touched, at_once;
+    int32_t packed; /* items whose rows are packed already */
+    ahead_rows ahead;
+    int32_t streams;          /* see may_stream */
+    int32_t is_last;          /* of the column's segments and heads */
     uint64_t later;           /* where the segments after this one begin, as a turn counts */
     uint16_t infinite[LANES]; /* keys with an element that is not finite */
     int32_t n_infinite;
 } backward;
+
+#include "backward_products.inl"
 
 enum { BACKWARD_BYTES = (sizeof(backward) + 63) / 64 * 64 };
 
@@ -94,6 +115,7 @@ static size_t layout_backward(backward_memory *b, job_memory *m, int32_t head_di
         PART(b->x[n], lanes * (size_t)m->q_words);
         PART(b->sums[n], lanes * (size_t)m->o_elements);
         PART(b->y[n], (size_t)CHUNK * m->k_pitch);
+        PART(b->y_next[n], (size_t)CHUNK * m->k_pitch);
         PART(b->columns[n], (size_t)CHUNK * WORD_OF(m->o_elements));
     }
     PART(b->keys, WORD_OF(lanes) * (size_t)m->o_elements);
@@ -128,177 +150,9 @@ static backward *begin_backward(const tess_launch *launch, void *scratch) {
     return b;
 }
 
-/* ------------------------------------------------------------------ what rows need */
+#include "backward_strips.inl"
 
-/* Where LSE, or Delta, of a strip's first row lies. */
-static float *strip_floats(const tess_launch *l, int of_delta, uint32_t head, uint64_t strip) {
-    float *base = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->strips_at);
-    const uint64_t rows = (uint64_t)l->n_strips * CPU_STRIP_ROWS;
-    return base + ((of_delta ? l->n_heads : 0) + (uint64_t)head) * rows + strip * CPU_STRIP_ROWS;
-}
-
-/* The accumulator of dQ of a strip's first row. */
-static float *strip_accumulators(const tess_launch *l, uint32_t head, uint64_t strip) {
-    const uint64_t rows = (uint64_t)l->n_strips * CPU_STRIP_ROWS;
-    return strip_floats(l, 0, 2 * (uint32_t)l->n_heads, 0) +
-           (head * rows + strip * CPU_STRIP_ROWS) * (uint64_t)cpu_accumulator_floats(l->head_dim);
-}
-
-static int is_wanted(const tess_launch *l, uint32_t role) {
-    return l->tensor[role].buffer.kind != TESS_BUFFER_NONE;
-}
-
-/* The offset of a row in a tensor with the layout of Q, in elements. */
-INLINE int64_t q_offset(const tess_launch *l, const tess_sequence *s, const tess_tensor *x,
-                        int64_t row, int64_t head) {
-    return (l->batch_strided ? s->batch * x->stride_batch : 0) +
-           (s->q_start + row) * x->stride_token + head * x->stride_head;
-}
-
-INLINE int64_t kv_offset(const tess_launch *l, const tess_sequence *s, const tess_tensor *x,
-                         int64_t key, int64_t head) {
-    return (l->batch_strided ? s->kv_batch * x->stride_batch : 0) +
-           (s->kv_start + key) * x->stride_token + head * x->stride_head;
-}
-
-static float dot_rows(uint32_t dtype, const void *a, const void *b, int32_t n, float *room) {
-    float *other = room + round_up(n, VL);
-    vf sum = vset(0.0f);
-    if (n % VL) {
-        memset(room + n - n % VL, 0, VL * sizeof(float));
-        memset(other + n - n % VL, 0, VL * sizeof(float));
-    }
-    load_row(dtype, a, n, room);
-    load_row(dtype, b, n, other);
-    for (int32_t i = 0; i < n; i += VL) sum += vload(room + i) * vload(other + i);
-    double total = 0;
-    for (int i = 0; i < VL; i++) total += sum[i];
-    return (float)total;
-}
-
-static void strip_job(backward *b, uint64_t n) {
-    const tess_launch *l = b->t.launch;
-    const tess_strip *strip = &l->tables->strips[n];
-    const tess_sequence *s = &l->tables->sequences[strip->sequence];
-    const tess_tensor *lse = &l->tensor[TESS_ROLE_LSE], *d_lse = &l->tensor[TESS_ROLE_D_LSE],
-                      *o = &l->tensor[TESS_ROLE_O], *d_o = &l->tensor[TESS_ROLE_D_O];
-    const int64_t left = (int64_t)s->q_len - strip->row,
-                  rows = left < CPU_STRIP_ROWS ? left : CPU_STRIP_ROWS;
-    for (uint32_t head = 0; head < l->n_heads; head++) {
-        float *lse_out = strip_floats(l, 0, head, n), *delta = strip_floats(l, 1, head, n);
-        if (is_wanted(l, TESS_ROLE_D_Q))
-            memset(strip_accumulators(l, head, n), 0,
-                   (size_t)rows * (size_t)cpu_accumulator_floats(l->head_dim) * sizeof(float));
-        for (int64_t r = 0; r < rows; r++) {
-            const int64_t row = strip->row + r;
-            const float x = ((const float *)tensor_base(lse))[q_offset(l, s, lse, row, head)];
-            lse_out[r] = INFINITY;
-            delta[r] = 0;
-            if (isinf(x)) continue; /* the other tensors of such a row may hold anything */
-            lse_out[r] = x * 1.44269504088896340736f;
-            delta[r] =
-                dot_rows(l->dtype, tensor_base(o) + q_offset(l, s, o, row, head) * b->t.esize,
-                         tensor_base(d_o) + q_offset(l, s, d_o, row, head) * b->t.esize,
-                         l->head_dim, b->at.x[FIRST]);
-            if (d_lse->buffer.kind != TESS_BUFFER_NONE)
-                delta[r] -= ((const float *)tensor_base(d_lse))[q_offset(l, s, d_lse, row, head)];
-        }
-    }
-}
-
-/* LSE and Delta of a row of the launch. */
-INLINE void row_numbers(const tess_launch *l, uint32_t sequence, uint32_t head, uint32_t row,
-                        float *lse, float *delta) {
-    const uint64_t strip = (uint64_t)l->tables->first_strips[sequence] + row / CPU_STRIP_ROWS;
-    *lse = strip_floats(l, 0, head, strip)[row % CPU_STRIP_ROWS];
-    *delta = strip_floats(l, 1, head, strip)[row % CPU_STRIP_ROWS];
-}
-
-/* ------------------------------------------------------------------ lanes */
-
-/* Transposes rows into the panel that begins at lane `first`. With `negate` and a negative scale,
- * they are negated. */
-static void pack_lanes(const backward *b, const char *const *rows, int negate, float *x) {
-    const job_memory *m = &b->t.m;
-    const int32_t words = WORD_OF(b->t.head_dim), padded = round_up(m->words, VL);
-    const vi sign = viset(!negate ? 0 : PAIRS ? (int32_t)0x80008000 : INT32_MIN);
-    for (int32_t lane = 0; lane < PANEL; lane += VL) {
-        for (int32_t i = 0; i < VL; i++) {
-            float *row = m->rows + (size_t)i * padded;
-            memset(row + words, 0, (size_t)(padded - words) * sizeof(float));
-            load_words(b->t.launch->dtype, rows[lane + i], b->t.head_dim, row);
-        }
-        for (int32_t w = 0; w < padded; w += VL) {
-            vf r[VL];
-            for (int32_t i = 0; i < VL; i++)
-                r[i] = (vf)((vi)vload(m->rows + (size_t)i * padded + w) ^ sign);
-            vtranspose(r);
-            for (int32_t i = 0; i < VL; i++) vstore(x + (size_t)(w + i) * PANEL + lane, r[i]);
-        }
-    }
-}
-
-/* Writes a row of a gradient in the type that the caller asks for, or adds to it. */
-static void store_gradient(const tess_launch *l, uint32_t is_f32, uint32_t adds, char *out,
-                           float *row) {
-    const uint32_t dtype = l->gradients & is_f32 ? TESS_F32 : l->dtype;
-    if (l->gradients & adds) {
-        /* rows hold a multiple of 8 elements */
-        float before[8];
-        for (int32_t d = 0; d < l->head_dim; d += 8) {
-            memcpy(before, out + 4 * (size_t)d, sizeof before);
-            for (int32_t i = 0; i < 8; i++) row[d + i] += before[i];
-        }
-    }
-    store_row(dtype, out, row, l->head_dim);
-}
-
-/* Transposes the sums of a panel back, multiplies them, and stores the rows that are not NULL. */
-static void store_lanes(const backward *b, const float *sums, float factor, uint32_t is_f32,
-                        uint32_t adds, char *const *out) {
-    const task *t = &b->t;
-    const int32_t padded = round_up(t->head_dim, VL);
-    for (int32_t lane = 0; lane < PANEL; lane += VL) {
-        for (int32_t d = 0; d < padded; d += VL) {
-            vf r[VL];
-            for (int32_t i = 0; i < VL; i++)
-                r[i] = vload(sums + (size_t)(d + i) * PANEL + lane) * factor;
-            vtranspose(r);
-            for (int32_t i = 0; i < VL; i++) vstore(t->m.rows + (size_t)i * padded + d, r[i]);
-        }
-        for (int32_t i = 0; i < VL; i++)
-            if (out[lane + i])
-                store_gradient(t->launch, is_f32, adds, out[lane + i],
-                               t->m.rows + (size_t)i * padded);
-    }
-}
-
-static int64_t gradient_size(const tess_launch *l, uint32_t is_f32) {
-    return l->dtype == TESS_F32 || l->gradients & is_f32 ? 4 : 2;
-}
-
-/* ------------------------------------------------------------------ dQ from its accumulators */
-
-static void finish_job(backward *b, uint64_t n) {
-    const tess_launch *l = b->t.launch;
-    const tess_strip *strip = &l->tables->strips[n];
-    const tess_sequence *s = &l->tables->sequences[strip->sequence];
-    const tess_tensor *d_q = &l->tensor[TESS_ROLE_D_Q];
-    const int64_t left = (int64_t)s->q_len - strip->row,
-                  rows = left < CPU_STRIP_ROWS ? left : CPU_STRIP_ROWS,
-                  size = gradient_size(l, TESS_PLAN_DQ_F32);
-    for (uint32_t head = 0; head < l->n_heads; head++) {
-        const float *sums = strip_accumulators(l, head, n);
-        for (int64_t r = 0; r < rows; r++, sums += cpu_accumulator_floats(l->head_dim)) {
-            float *row = b->t.m.rows;
-            for (int32_t d = 0; d < l->head_dim; d += VL)
-                vstore(row + d, vload_any(sums + d) * l->scale);
-            store_gradient(l, TESS_PLAN_DQ_F32, TESS_PLAN_DQ_ADD,
-                           tensor_base(d_q) + q_offset(l, s, d_q, strip->row + r, head) * size,
-                           row);
-        }
-    }
-}
+#include "backward_keys.inl" /* needs what is above */
 
 /* ------------------------------------------------------------------ a chunk of rows */
 
@@ -312,13 +166,21 @@ static void pad_scores(const backward *b, int32_t end) {
         }
 }
 
-static void pack_items(const backward *b, int which, int as_rows, int as_columns) {
+/* Packs the items. The first ones were packed while the chunk before was multiplied. */
+static void pack_items(backward *b, int which, int as_columns) {
     const job_memory *m = &b->t.m;
     const int32_t items = round_up(b->items, GROUP);
-    if (as_rows || !PAIRS)
-        pack_rows(m, b->t.launch->dtype, b->t.head_dim, b->rows[which], items, b->at.y[which]);
-    if (as_columns)
-        pack_columns(m, b->t.head_dim, b->rows[which], b->at.y[which], items, b->at.columns[which]);
+    const char *rows[CHUNK];
+    float *y = b->at.y[which];
+    for (int32_t i = 0; i < items; i++) {
+        float *row = y + (size_t)i * m->k_pitch;
+        if (i >= b->packed)
+            pack_row(m, b->t.launch->dtype, b->t.head_dim, b->rows[which][i], row);
+        else if (b->rows[which][i] == zero_row)
+            memset(row, 0, (size_t)m->words * sizeof *row);
+        rows[i] = (const char *)row;
+    }
+    if (as_columns) pack_columns(m, b->t.head_dim, rows, items, b->at.columns[which]);
 }
 
 /* The rows that keep the key of each lane: those at positions [low, high], if its block's bit is
@@ -338,7 +200,7 @@ static void place_keys(backward *b) {
             b->bounds.high[k] = INT32_MIN;
             continue;
         }
-        const int64_t t = tess_column_key(b->column, block, (uint32_t)k), j = t / block;
+        const int64_t t = b->key[k], j = t / block;
         if (c->flags & TESS_CLASS_CAUSAL) low = t;
         if (c->flags & TESS_CLASS_LOCAL && (uint64_t)(j + c->shift) % c->stride != 0)
             high = (j + (int64_t)c->local) * block - 1;
@@ -447,24 +309,6 @@ INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, 
     }
 }
 
-/*
- * Prefetches, between products, a few of the next rows and of the accumulators that this chunk will
- * need. The caller's rows are often pages apart, and hardware prefetchers do not follow
- * (list_prefetches). With many heads, accumulators come from memory, too.
- */
-static void prefetch_few(backward *b) {
-    const int32_t row_bytes = b->t.head_dim * (int32_t)b->t.esize;
-    for (int32_t i = 0; i < b->at_once && b->n_prefetched < b->n_ahead; i++, b->n_prefetched++)
-        for (int n = FIRST; n < BOTH; n++) {
-            const char *row = b->ahead[n] + b->n_prefetched * b->ahead_stride[n];
-            for (int32_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-        }
-    for (int32_t i = 0; i < b->at_once && b->n_touched < b->items; i++, b->n_touched++) {
-        const float *sums = b->accumulators[b->n_touched];
-        for (int32_t d = 0; sums && d < b->t.head_dim; d += 16) __builtin_prefetch(sums + d, 1, 2);
-    }
-}
-
 /* Multiplies a panel of keys with the gathered rows: all products but that of dQ. */
 static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, int d_q) {
     const task *t = &b->t;
@@ -473,12 +317,10 @@ static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, 
     const int32_t padded = round_up(span->end, GROUP),
                   end = round_up(span->end, TILES ? GROUP : 1 + PAIRS);
     score_items(b->at.y[FIRST], (size_t)m->k_pitch, b->at.x[FIRST] + (size_t)key * m->q_words,
-                m->words, span->first, span->end, b->at.s);
-    prefetch_few(b);
+                m->words, span->first, span->end, b->at.s, b);
     if (d_k || d_q)
         score_items(b->at.y[SECOND], (size_t)m->k_pitch, b->at.x[SECOND] + (size_t)key * m->q_words,
-                    m->words, span->first, span->end, b->at.dp);
-    prefetch_few(b);
+                    m->words, span->first, span->end, b->at.dp, b);
     if (span->masked) mask_items(b, key, span);
     pad_scores(b, span->end);
     if (d_q)
@@ -489,12 +331,21 @@ static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, 
         key_pairs(b, key, span->first, padded, 0, 0);
     if (d_k)
         sum_items(b->at.columns[FIRST], b->at.dp, span->first, end, t->head_dim,
-                  b->at.sums[FIRST] + (size_t)key * m->o_elements);
-    prefetch_few(b);
+                  b->at.sums[FIRST] + (size_t)key * m->o_elements, b);
     if (d_v)
         sum_items(b->at.columns[SECOND], b->at.s, span->first, end, t->head_dim,
-                  b->at.sums[SECOND] + (size_t)key * m->o_elements);
-    prefetch_few(b);
+                  b->at.sums[SECOND] + (size_t)key * m->o_elements, b);
+}
+
+/* Spreads what the chunk prefetches over the steps of its products. */
+static void spread_prefetches(backward *b, int32_t keys, const cpu_span *items) {
+    ahead_rows *ahead = &b->ahead;
+    const int32_t groups = round_up(items->end - items->first, GROUP) / GROUP,
+                  blocks = round_up(b->t.head_dim, SUM_ELEMENTS) / SUM_ELEMENTS,
+                  steps = keys / PANEL * 2 * (groups + blocks) + 1;
+    ahead->items = is_wanted(b->t.launch, TESS_ROLE_D_Q) ? b->items : 0;
+    ahead->n_rows = ahead->n_items = 0;
+    ahead->at_once = (ahead->rows + ahead->items + ahead->keys - ahead->n_keys + steps - 1) / steps;
 }
 
 /* Clears dS of items that keep none of the panel's keys. */
@@ -524,6 +375,16 @@ static void spoil_rows(const backward *b, int32_t first_key, int32_t end_key,
     }
 }
 
+/* Adds item i of dQ to its accumulator, or stores it there. */
+INLINE void add_row(const backward *b, int32_t i, float *sums, const int adds) {
+    for (int32_t d = 0; d < b->t.head_dim; d += PANEL) {
+        const float *dq = b->at.dq + (size_t)(d / PANEL * CHUNK + i) * PANEL;
+        for (int32_t at = 0; at < PANEL && d + at < b->t.head_dim; at += VL)
+            vstore_any(sums + d + at,
+                       (adds ? vload_any(sums + d + at) : vset(0.0f)) + vload(dq + at));
+    }
+}
+
 /* Adds dS K of the keys [first_key, end_key) to the accumulators of the items. */
 static void add_rows(backward *b, uint64_t end, int32_t first_key, int32_t end_key,
                      const cpu_span *items) {
@@ -533,16 +394,16 @@ static void add_rows(backward *b, uint64_t end, int32_t first_key, int32_t end_k
     for (int32_t d = 0; d < m->o_elements; d += PANEL)
         score_items(b->at.ds + first_word, (size_t)b->ds_pitch,
                     b->at.keys + (size_t)d * all_words + (size_t)first_word * PANEL, words,
-                    items->first, items->end, b->at.dq + (size_t)d * CHUNK);
+                    items->first, items->end, b->at.dq + (size_t)d * CHUNK, b);
     if (b->n_infinite) spoil_rows(b, first_key, end_key, items);
     if (b->turn) tess_cpu_turn_wait(b->turn, end);
     for (int32_t i = items->first; i < items->end; i++) {
         float *sums = b->accumulators[i];
-        for (int32_t d = 0; sums && d < b->t.head_dim; d += PANEL) {
-            const float *dq = b->at.dq + (size_t)(d / PANEL * CHUNK + i) * PANEL;
-            for (int32_t at = 0; at < PANEL && d + at < b->t.head_dim; at += VL)
-                vstore_any(sums + d + at, vload_any(sums + d + at) + vload(dq + at));
-        }
+        if (!sums) continue;
+        if (is_untouched(sums))
+            add_row(b, i, sums, 0);
+        else
+            add_row(b, i, sums, 1);
     }
 }
 
@@ -568,11 +429,10 @@ static void column_chunk(backward *b, uint64_t end) {
         if (span.end > items.end) items.end = span.end;
     }
     if (end_key > 0) {
-        pack_items(b, FIRST, 1, d_k);
-        pack_items(b, SECOND, d_k || d_q, is_wanted(l, TESS_ROLE_D_V));
+        pack_items(b, FIRST, d_k);
+        pack_items(b, SECOND, is_wanted(l, TESS_ROLE_D_V));
+        spread_prefetches(b, end_key - first_key, &items);
     }
-    b->n_touched = d_q ? 0 : b->items;
-    b->at_once = CHUNK * PANEL / PREFETCHES / (end_key - first_key + 1) + 1;
     for (int32_t key = first_key; key < end_key; key += PANEL) {
         const cpu_span *span = &b->span[key / PANEL];
         const int32_t padded = round_up(span->end, GROUP), all = round_up(items.end, GROUP);
@@ -583,7 +443,15 @@ static void column_chunk(backward *b, uint64_t end) {
         if (span->end) panel_chunk_of_rows(b, key, span, d_q);
     }
     if (d_q && end_key > 0) add_rows(b, end, first_key, end_key, &items);
-    b->items = b->n_runs = 0;
+    b->items = b->n_runs = b->packed = 0;
+    if (end_key == 0) return;
+    /* What is packed of the next chunk lies in the other half. */
+    b->packed = ahead_packed(&b->ahead);
+    for (int n = FIRST; n < BOTH; n++) {
+        float *y = b->at.y[n];
+        b->at.y[n] = b->at.y_next[n];
+        b->at.y_next[n] = y;
+    }
 }
 
 /* Finishes the chunk, whose last row is before `row`. The segment's rows of the head before `next`
@@ -603,8 +471,8 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
     const tess_sequence *s = &l->tables->sequences[sequence];
     const tess_tensor *q = &l->tensor[TESS_ROLE_Q], *d_o = &l->tensor[TESS_ROLE_D_O];
     float *accumulators = strip_accumulators(l, head, l->tables->first_strips[sequence]);
-    b->ahead_stride[FIRST] = q->stride_token * b->t.esize;
-    b->ahead_stride[SECOND] = d_o->stride_token * b->t.esize;
+    b->ahead.stride[FIRST] = q->stride_token * b->t.esize;
+    b->ahead.stride[SECOND] = d_o->stride_token * b->t.esize;
     while (count > 0) {
         const int32_t space = CHUNK - b->items, n = count < space ? count : space;
         b->run[b->n_runs++] =
@@ -624,10 +492,10 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
         row += n;
         count -= n;
         if (b->items < CHUNK) continue;
-        b->n_ahead = count + more < CHUNK ? count + more : CHUNK;
-        b->n_prefetched = 0;
-        b->ahead[FIRST] = tensor_base(q) + q_offset(l, s, q, row, head) * b->t.esize;
-        b->ahead[SECOND] = tensor_base(d_o) + q_offset(l, s, d_o, row, head) * b->t.esize;
+        b->ahead.rows = count + more < CHUNK ? count + more : CHUNK;
+        if (b->is_last && count + more < 2 * CHUNK && !b->streams) b->ahead.keys = b->column->keys;
+        b->ahead.first[FIRST] = tensor_base(q) + q_offset(l, s, q, row, head) * b->t.esize;
+        b->ahead.first[SECOND] = tensor_base(d_o) + q_offset(l, s, d_o, row, head) * b->t.esize;
         end_chunk(b, head, row, row);
     }
 }
@@ -650,7 +518,7 @@ static void segment_rows(backward *b, uint32_t head) {
                     is_interval(b, g) ? (int32_t)(g->rows - n) : 0, run.bits);
         end = run.row + (int32_t)run.rows;
     }
-    b->n_ahead = 0;
+    b->ahead.rows = 0;
     end_chunk(b, head, end, INT32_MAX);
 }
 
@@ -665,79 +533,21 @@ static uint64_t first_of_segments(const backward *b, uint32_t n) {
     return first;
 }
 
-/* The rows of a panel's keys in K, V or a gradient of these; `none` for missing keys. */
-static void find_panel(const backward *b, uint32_t role, int32_t first, int64_t esize, char *none,
-                       char **rows) {
-    const tess_launch *l = b->t.launch;
-    const tess_column *c = b->column;
-    const tess_sequence *s = &l->tables->sequences[c->sequence];
-    const tess_tensor *x = &l->tensor[role];
-    for (int32_t i = 0; i < PANEL; i++) {
-        rows[i] = none;
-        if (first + i >= c->keys) continue;
-        const int64_t key = tess_column_key(c, (uint32_t)l->block, (uint32_t)(first + i));
-        rows[i] = tensor_base(x) + kv_offset(l, s, x, key, c->kv_head) * esize;
-    }
-}
-
-static void finish_keys(const backward *b, int which, uint32_t role, float factor) {
-    const tess_launch *l = b->t.launch;
-    const int64_t size = gradient_size(l, TESS_PLAN_DKV_F32);
-    char *out[PANEL], *next[PANEL];
-    if (!is_wanted(l, role)) return;
-    for (int32_t key = 0; key < b->lanes; key += PANEL) {
-        find_panel(b, role, key, size, NULL, out);
-        find_panel(b, role, key + PANEL, size, NULL, next);
-        for (int32_t i = 0; i < PANEL && next[i]; i++)
-            for (int64_t at = 0; at < b->t.head_dim * size; at += 64)
-                __builtin_prefetch(next[i] + at, 1, 2);
-        store_lanes(b, b->at.sums[which] + (size_t)key * b->t.m.o_elements, factor,
-                    TESS_PLAN_DKV_F32, TESS_PLAN_DKV_ADD, out);
-    }
-}
-
-/* Finds the keys of a panel with an element that is not finite. dQ's product gets zeros for them:
- * see spoil_rows. */
-static void find_infinite(backward *b, int32_t key, int32_t count, char *zero, char **rows) {
-    const job_memory *m = &b->t.m;
-    const int32_t padded = round_up(b->t.head_dim, VL);
-    for (int32_t i = 0; i < PANEL && i < count; i++) {
-        vf sum = vset(0.0f);
-        memset(m->rows + padded - VL, 0, VL * sizeof(float));
-        load_row(b->t.launch->dtype, rows[i], b->t.head_dim, m->rows);
-        for (int32_t d = 0; d < padded; d += VL) sum += vload(m->rows + d) * 0.0f;
-        if (vany((vi)(sum != sum))) { /* NOLINT(misc-redundant-expression): true where it is NaN */
-            b->infinite[b->n_infinite++] = (uint16_t)(key + i);
-            rows[i] = zero;
-        }
-    }
-}
-
 static void column_job(backward *b, const tess_column *column) {
     const tess_launch *l = b->t.launch;
     task *t = &b->t;
     const size_t floats = (size_t)round_up(column->keys, PANEL) * t->m.o_elements;
-    char zero[sizeof zero_row] = {0}, *rows[PANEL];
     b->column = column;
     b->lanes = round_up(column->keys, PANEL);
-    b->items = b->n_runs = 0;
+    b->items = b->n_runs = b->packed = 0;
+    b->ahead.keys = b->ahead.n_keys = 0;
     b->ds_pitch = (int32_t)ds_pitch((size_t)b->lanes);
     b->n_infinite = 0;
     b->bounds = (lane_bounds){t->m.low, t->m.high, t->m.block};
     if (b->turn) tess_cpu_turn_done(b->turn, first_of_segments(b, 0));
-    for (int32_t key = 0; key < b->lanes && column->segments; key += PANEL) {
-        find_panel(b, TESS_ROLE_K, key, t->esize, zero, rows);
-        pack_lanes(b, (const char *const *)rows, l->scale < 0,
-                   b->at.x[FIRST] + (size_t)key * t->m.q_words);
-        if (is_wanted(l, TESS_ROLE_D_Q)) {
-            find_infinite(b, key, column->keys - key, zero, rows);
-            pack_pairs_of_keys(&t->m, l->dtype, t->head_dim, (const char *const *)rows,
-                               b->at.keys + (size_t)WORD_OF(key) * PANEL,
-                               (size_t)WORD_OF(b->lanes) * PANEL);
-        }
-        find_panel(b, TESS_ROLE_V, key, t->esize, zero, rows);
-        pack_lanes(b, (const char *const *)rows, 0, b->at.x[SECOND] + (size_t)key * t->m.q_words);
-    }
+    list_keys(b);
+    b->streams = may_stream(l, TESS_ROLE_D_K, TESS_ROLE_D_V, TESS_PLAN_DKV_F32, TESS_PLAN_DKV_ADD);
+    if (column->segments) pack_keys_of_column(b);
     for (int n = FIRST; n < BOTH; n++) memset(b->at.sums[n], 0, floats * sizeof(float));
     for (uint32_t n = 0; n < column->segments; n++) {
         b->segment = &l->tables->segments[column->segment + n];
@@ -746,11 +556,12 @@ static void column_job(backward *b, const tess_column *column) {
         place_keys(b);
         for (int32_t key = 0; key < b->lanes; key += PANEL)
             b->common[key / PANEL] = common_of(b, key);
-        for (uint32_t head = 0; head < b->segment->heads; head++)
+        for (uint32_t head = 0; head < b->segment->heads; head++) {
+            b->is_last = n + 1 == column->segments && head + 1 == b->segment->heads;
             segment_rows(b, b->segment->head + head);
+        }
     }
-    finish_keys(b, FIRST, TESS_ROLE_D_K, l->scale);
-    finish_keys(b, SECOND, TESS_ROLE_D_V, 1.0f);
+    finish_keys(b);
 }
 
 /* ------------------------------------------------------------------ a job */

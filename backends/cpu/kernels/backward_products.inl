@@ -52,23 +52,30 @@ static void pack_pairs_of_keys(const job_memory *m, uint32_t dtype, int32_t head
     }
 }
 
-/* Packs rows as the left operand of the first product, with padding up to a whole group of
- * items. */
-static void pack_rows(const job_memory *m, uint32_t dtype, int32_t head_dim,
-                      const char *const *rows, int32_t items, float *packed) {
-    for (int32_t i = 0; i < round_up(items, GROUP); i++) {
-        float *out = packed + (size_t)i * m->k_pitch;
-        load_words(dtype, rows[i], head_dim, out);
-        if (m->words > WORD_OF(head_dim))
-            memset(out + WORD_OF(head_dim), 0,
-                   (size_t)(m->words - WORD_OF(head_dim)) * sizeof(float));
+/* Packs a row as left operand of the first product. */
+INLINE void pack_row(const job_memory *m, uint32_t dtype, int32_t head_dim, const char *row,
+                     float *packed) {
+    const int32_t words = WORD_OF(head_dim);
+    int32_t w = 0;
+    if (PAIRS) {
+        for (; w + VL <= words; w += VL) vstore(packed + w, vload_any(row + 4 * (size_t)w));
+        for (; w < words; w += 4) /* rows hold a multiple of 8 elements */
+            memcpy(packed + w, row + 4 * (size_t)w, 16);
+    } else {
+        load_row(dtype, row, head_dim, packed);
     }
+    if (words < m->words) memset(packed + words, 0, (size_t)(m->words - words) * sizeof(float));
 }
+
+/* Elements of dK or dV that a step of their products takes. */
+#define SUM_ELEMENTS (TILES ? 32 : DB)
+
+/* A step of a product ends: prefetches some of what the chunk has to. */
+static void prefetch_few(backward *b);
 
 #if TILES
 static void pack_columns(const job_memory *m, int32_t head_dim, const char *const *rows,
-                         const float *packed_rows, int32_t items, float *packed) {
-    (void)packed_rows;
+                         int32_t items, float *packed) {
     pack_value_rows(m, head_dim, rows, round_up(items, GROUP), packed);
 }
 
@@ -121,25 +128,28 @@ INLINE void sum_tiles(const float *w, const float *p, int32_t from, int32_t to, 
 }
 
 static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
-                        int32_t to, float *s) {
-    for (int32_t i = from; i < to; i += GROUP)
+                        int32_t to, float *s, backward *b) {
+    for (int32_t i = from; i < to; i += GROUP) {
         score_tiles(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL);
+        prefetch_few(b);
+    }
 }
 
 static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
-                      float *sums) {
-    for (int32_t d = 0; d < head_dim; d += 32)
+                      float *sums, backward *b) {
+    for (int32_t d = 0; d < head_dim; d += SUM_ELEMENTS) {
         sum_tiles(w + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, p, from, to,
                   sums + (size_t)d * PANEL);
+        prefetch_few(b);
+    }
 }
 #else
 /* Rows as blocks of DB elements, [d / DB][item][DB], so that a product reads them in order; with
- * pairs, words hold the elements of two rows. */
+ * pairs, words hold the elements of two rows. Rows are packed ones. */
 static void pack_columns(const job_memory *m, int32_t head_dim, const char *const *rows,
-                         const float *packed_rows, int32_t items, float *packed) {
-#if PAIRS
+                         int32_t items, float *packed) {
     (void)m;
-    (void)packed_rows;
+#if PAIRS
     for (int32_t i = 0; i < items; i += 2) {
         float *out = packed + (size_t)(i / 2) * DB;
         for (int32_t d = 0; d < head_dim; d += DB) {
@@ -152,9 +162,8 @@ static void pack_columns(const job_memory *m, int32_t head_dim, const char *cons
         }
     }
 #else
-    (void)rows;
     for (int32_t i = 0; i < items; i++) {
-        const float *row = packed_rows + (size_t)i * m->k_pitch;
+        const float *row = (const void *)rows[i];
         float *out = packed + (size_t)i * DB;
         for (int32_t d = 0; d < head_dim; d += DB)
             memcpy(out + (size_t)d * CHUNK, row + d, DB * sizeof(float));
@@ -163,18 +172,22 @@ static void pack_columns(const job_memory *m, int32_t head_dim, const char *cons
 }
 
 static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
-                        int32_t to, float *s) {
+                        int32_t to, float *s, backward *b) {
     vf most[NV];
     for (int v = 0; v < NV; v++) most[v] = vset(0.0f);
-    for (int32_t i = from; i < to; i += KB)
+    for (int32_t i = from; i < to; i += GROUP) {
         score_block(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL, most, NV);
+        prefetch_few(b);
+    }
 }
 
 static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
-                      float *sums) {
+                      float *sums, backward *b) {
     const int32_t first = WORD_OF(from), words = WORD_OF(to) - first;
-    for (int32_t d = 0; d < head_dim; d += DB)
+    for (int32_t d = 0; d < head_dim; d += SUM_ELEMENTS) {
         value_block(w + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, DB,
                     p + (size_t)first * PANEL, words, sums + (size_t)d * PANEL, NV);
+        prefetch_few(b);
+    }
 }
 #endif

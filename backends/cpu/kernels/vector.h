@@ -48,6 +48,21 @@ INLINE vf vload(const float *p) { return *(const vf *)p; }
 INLINE void vstore(float *p, vf v) { *(vf *)p = v; }
 INLINE vf vload_any(const void *p) { return *(const vf_any *)p; }
 INLINE void vstore_any(void *p, vf v) { *(vf_any *)p = v; }
+/* Stores past the caches, at a multiple of the vector's size. vstream_end comes before others see
+ * it. STREAMS: there are such stores. */
+#if VL == 16 && defined(__AVX512F__)
+#define STREAMS 1
+INLINE void vstream(void *p, vf v) { _mm512_stream_ps(p, (__m512)v); }
+INLINE void vstream_end(void) { _mm_sfence(); }
+#elif VL == 8 && defined(__AVX__)
+#define STREAMS 1
+INLINE void vstream(void *p, vf v) { _mm256_stream_ps(p, (__m256)v); }
+INLINE void vstream_end(void) { _mm_sfence(); }
+#else
+#define STREAMS 0
+INLINE void vstream(void *p, vf v) { *(vf *)p = v; }
+INLINE void vstream_end(void) {}
+#endif
 INLINE vf vset(float x) { return x - (vf){0}; }
 INLINE vi viset(int32_t x) { return x - (vi){0}; }
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
