@@ -268,22 +268,24 @@ class Serving:
 
     # ------------------------------------------------------------------ steps
 
-    def step_plan(self, batch, capacity, lengths, layers=None, rows=1, flags=0):
+    def step_plan(self, batch, capacity, lengths, layers=None, rows=1, flags=0, chunk=0):
         """A plan with device lengths on pages, its cache, a prepared step, and its functions.
 
-        Returns (plan, info, cache, prepare, fields of a run, q, o). Sequences have `rows` rows.
+        Returns (plan, info, cache, prepare, fields of a run, q, o). Sequences have `rows` rows, and
+        the plan also takes one of `chunk` rows beside them.
         """
         shape = (batch, HEADS, KV_HEADS, HEAD_DIM, max(lengths))
         cache = Cache(self, pattern(DENSE), shape, 64, capacity=capacity, layers=layers)
-        q = self.normal(1, batch * rows, HEADS, HEAD_DIM)
+        most_rows = batch * rows + chunk
+        q = self.normal(1, most_rows, HEADS, HEAD_DIM)
         o = torch.full_like(q, float("nan"))
         plan, info = self.plan(
             q,
             *cache.layers[0],
             o,
             batch=batch,
-            q_len=rows,
-            max_rows=batch * rows,
+            q_len=max(rows, chunk),
+            max_rows=most_rows,
             kv_len=capacity,
             page=64,
             flags=DEVICE_LENGTHS | APPEND | flags,
@@ -301,13 +303,19 @@ class Serving:
 
     def capacity(self):
         """A captured step far below its capacity, over a plan of the lengths that it has."""
+        self.far_below("", 0, 3.0)
+        # Chunks have a kernel of their own, which is launched and finds nothing to do.
+        self.far_below(" and chunks of 512 rows", 512, 8.0)
+
+    def far_below(self, chunks, chunk, most_us):
         batch, most = self.device.size(64, 131072)
         length = max(64, self.device.size(1, 1024)[1])
-        title = f"capacity of {batch} x {most} at {length} keys: us of a layer over a plan's"
+        title = f"capacity of {batch} x {most}{chunks} at {length} keys: us of a layer over a plan's"
         try:
             plan, info, cache, _, fields, q, o, keep = self.step_plan(
-                batch, most, [length] * batch
+                batch, most, [length] * batch, chunk=chunk
             )
+            q, o = q[:, :batch], o[:, :batch]
             runs = [plan.on(q, *layer, o, **fields) for layer in cache.layers]
             known = Cache(
                 self, pattern(DENSE), (batch, HEADS, KV_HEADS, HEAD_DIM, length), 64,
@@ -329,12 +337,15 @@ class Serving:
                 call()
 
         t, _ = self.speed(
-            f"{batch} x {length} in a step of {most} [{info.kernel.decode()}]",
+            f"{batch} x {length} in a step of {most}{chunks} "
+            f"[{info.few_kernel.decode() or info.kernel.decode()}]",
             own + [("step", len(runs), run)],
             2 * cache.layers[0][0].nbytes,
         )
         extra = [(a - b) * 1e6 for a, b in zip(t["step"], t["Tessera, lengths known"])]
-        self.report(title, statistics.median(extra), 3.0, "us", at_most=True, spread_of=[t["step"]])
+        self.report(
+            title, statistics.median(extra), most_us, "us", at_most=True, spread_of=[t["step"]]
+        )
 
     def nodes(self):
         """Nodes of a captured graph: those of a layer, and those of a step for all layers."""

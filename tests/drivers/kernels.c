@@ -497,11 +497,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "a kernel that reads neither pages nor slots is given them");
         return;
     }
-    /* Thread blocks on Hopper fetch jobs from a counter, and those for few rows share out the jobs
-     * and merges of a step; others take one job each. */
+    /* Thread blocks on Hopper, or for few rows in a step, share out jobs; others take one each. */
     const int in_step = (x.a.flags & TESS_ARGS_STEP) != 0,
-              shares = k.kind == DECODE_MERGE || (k.kind == DECODE && in_step);
-    unsigned items = is_sm90(k.kind) || shares || x.a.items < groups ? x.a.items : groups;
+              deals = is_sm90(k.kind) || k.kind == DECODE_MERGE || (k.kind == DECODE && in_step);
+    unsigned items = deals || x.a.items < groups ? x.a.items : groups;
     if (in_step) {
         const uint32_t all = b.tables[x.a.count_at],
                        behind = all > x.a.first_item ? all - x.a.first_item : 0;
