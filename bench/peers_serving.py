@@ -310,25 +310,26 @@ class Serving:
     def far_below(self, chunks, chunk, most_us):
         batch, most = self.device.size(64, 131072)
         length = max(64, self.device.size(1, 1024)[1])
-        title = f"capacity of {batch} x {most}{chunks} at {length} keys: us of a layer over a plan's"
+        title = (
+            f"capacity of {batch} x {most}{chunks} at {length} keys: us of a layer over a plan's"
+        )
         try:
             plan, info, cache, _, fields, q, o, keep = self.step_plan(
                 batch, most, [length] * batch, chunk=chunk
             )
-            q, o = q[:, :batch], o[:, :batch]
             runs = [plan.on(q, *layer, o, **fields) for layer in cache.layers]
             known = Cache(
                 self, pattern(DENSE), (batch, HEADS, KV_HEADS, HEAD_DIM, length), 64,
                 layers=cache.layers,
             )
-            single = q.reshape(batch, 1, HEADS, HEAD_DIM)
+            single, results = (x[:, :batch].reshape(batch, 1, HEADS, HEAD_DIM) for x in (q, o))
             own = self.cached("lengths known", single, known, pattern(DENSE))
         except Refused as error:
             self.refused(title, error)
             return
         for n in {0, len(runs) - 1}:
             runs[n]()
-            error = cache.error(single, *cache.layers[n], o.reshape(single.shape), pattern(DENSE))
+            error = cache.error(single, *cache.layers[n], results, pattern(DENSE))
             if not self.right(title, error):
                 return
 

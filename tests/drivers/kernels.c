@@ -516,11 +516,7 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         const int heads = merges ? merge->heads : job->heads,
                   rows = merges ? merge->rows : job->rows;
         for (int pack = 0; pack < heads; pack++)
-            for (int n = 0; n < rows; n++) {
-                if (merges)
-                    merge_row(&b, merge, pack, n);
-                else
-                    forward_row(&b, job, pack, n);
-            }
+            for (int n = 0; n < rows; n++)
+                merges ? merge_row(&b, merge, pack, n) : forward_row(&b, job, pack, n);
     }
 }
