@@ -285,7 +285,7 @@ TESS_PREPARE_KERNEL {
                 if (chosen == 0u && TESS_PLAN(GROUPS) == 1u) {
                     if (thread == 0u) sums[TESS_SUM_WHOLE] = binned;
                     for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS)
-                        bin_above[b] += bin_before[b];
+                        bin_above[b] += own.first_job + bin_before[b];
                     phase = TESS_PHASE_COUNT;
                 }
             }
