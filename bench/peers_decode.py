@@ -485,7 +485,11 @@ def main():
     )
     parser.add_argument("--sum-bytes", type=int, default=8 << 30, help="that the sum reads")
     parser.add_argument("--json", help="write everything to this file")
-    parser.add_argument("--program", help="the tessera program, for the parts host and portable")
+    parser.add_argument(
+        "--program",
+        default="build/release/cli/tessera",
+        help="the tessera program, for the parts host and portable",
+    )
     parser.add_argument("--dry", action="store_true", help="every part in small, on the CPU")
     options = parser.parse_args()
     if unknown := set((options.only or PARTS).split(",")) - set(PARTS.split(",")):

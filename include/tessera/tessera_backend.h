@@ -113,8 +113,7 @@ typedef struct tess_caps {
  * own sequences. In batch-invariant plans max_kv_len and batch are the largest there can be, and
  * so is max_q_len when a kernel is made ready: the longest that most_rows allows. Before that, a
  * row is asked with the shortest one that has no kernel yet, again and again while it takes more.
- * Steps and compact plans have one kernel for all sequences: the first that is for the longest, or
- * in batch-invariant ones the first that accepts, whatever its most_rows.
+ * A plan for steps has kernels for all lengths up to its capacity.
  */
 typedef struct tess_kernel_key {
     uint32_t struct_size;

@@ -384,7 +384,8 @@ typedef struct tess_prepare_desc {
     tess_stream stream;   /* [0: the device's own queue] */
 } tess_prepare_desc;
 
-/* What a step buffer begins with, for callers that want to look: uint32 each. */
+/* What a step buffer begins with, for callers that want to look: uint32 each. Where a plan has
+ * several kernels, jobs and merges are those of the first one, which is for the fewest rows. */
 enum {
     TESS_STEP_JOBS = 0,    /* jobs of the step */
     TESS_STEP_MERGES = 1,  /* merges of the step */
@@ -393,10 +394,12 @@ enum {
 
 /*
  * Prepares a step: turns lengths in device memory into jobs, for every tess_append and tess_run
- * with that step that follows on the stream. One small kernel, which all layers of a layout can
- * share. Never allocates, compiles or synchronises, as tess_run. A plan may have any number of
+ * with that step that follows on the stream. One small kernel for each kernel that the plan has, at
+ * most three, which all layers of a layout can share. Never allocates, compiles or synchronises, as tess_run. A plan may have any number of
  * steps at once, on any streams, each with a buffer of its own. A step stays as it is until the
  * next tess_prepare: a run with one that was prepared for earlier lengths computes these.
+ * A step is used with the plan that it was prepared for. On devices with host memory another plan's
+ * is INVALID for tess_run and tess_append; elsewhere it is the caller's duty.
  *
  * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
  * legal one, and a bound of cu_rows that falls as the largest before it. q_first is at most kv_len,
@@ -406,7 +409,7 @@ enum {
  * since its rows have other positions than was meant. A plan with TESS_PLAN_TRUST_DEVICE takes all
  * of them as they are and counts nothing: what is out of range then makes wild accesses.
  * INVALID: names the field; the plan has no DEVICE_LENGTHS; kv_first without DEVICE_PARTS.
- * BUSY. DEVICE_LOST. NATIVE.
+ * UNSUPPORTED: stream.extra for a plan with several kernels. BUSY. DEVICE_LOST. NATIVE.
  */
 TESS_API tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc);
 
