@@ -54,7 +54,7 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
     measure_describe(l->line, &shape);
     double rest = session_rest(s) - already, most = may_take(x, rest);
     const double compiling = session_foretell_compiling(s, &shape);
-    if (compiling > (x->again ? rest : most)) {
+    if (compiling > 0 && compiling > (x->again ? rest : most)) {
         x->needs[i] = compiling;
         if (!x->again) return POSTPONED;
         memset(&f, 0, sizeof f);

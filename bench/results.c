@@ -26,24 +26,23 @@ static void *append(void **array, int *count, size_t size) {
     return element;
 }
 
-#define DEFINE_ADD(name, owner, type, array, count)              \
-    type *name(owner *o) {                                       \
+#define DEFINE_ADD(linkage, name, owner, type, array, count)     \
+    linkage type *name(owner *o) {                               \
         void *p = o->array;                                      \
         type *element = append(&p, &o->count, sizeof *o->array); \
         o->array = p;                                            \
         return element;                                          \
     }
 
-DEFINE_ADD(report_add_setting, bench_report, bench_setting, settings, n_settings)
-static DEFINE_ADD(add_device, bench_report, bench_device, devices, n_devices)
-    DEFINE_ADD(device_add_ceiling, bench_device, bench_ceiling, ceilings, n_ceilings)
-        DEFINE_ADD(report_add_planning, bench_report, bench_planning, planning, n_planning)
-            DEFINE_ADD(report_add_line, bench_report, bench_line, lines, n_lines)
-                DEFINE_ADD(report_add_peer, bench_report, bench_peer, peers,
-                           n_peers) static DEFINE_ADD(add_result, bench_report, bench_result,
-                                                      results, n_results)
+DEFINE_ADD(, report_add_setting, bench_report, bench_setting, settings, n_settings)
+DEFINE_ADD(, device_add_ceiling, bench_device, bench_ceiling, ceilings, n_ceilings)
+DEFINE_ADD(, report_add_planning, bench_report, bench_planning, planning, n_planning)
+DEFINE_ADD(, report_add_line, bench_report, bench_line, lines, n_lines)
+DEFINE_ADD(, report_add_peer, bench_report, bench_peer, peers, n_peers)
+DEFINE_ADD(static, add_device, bench_report, bench_device, devices, n_devices)
+DEFINE_ADD(static, add_result, bench_report, bench_result, results, n_results)
 
-                    bench_device *report_add_device(bench_report *r) {
+bench_device *report_add_device(bench_report *r) {
     bench_device *d = add_device(r);
     if (d) d->drift = NAN;
     return d;

@@ -117,7 +117,8 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
                              "native.queue_family: family %u does not compute", n.queue_family);
     d->found.family = n.queue_family;
     d->found.timestamp_bits = families[n.queue_family].timestamp_bits;
-    d->found.storage_16bit = (n.features & TESS_VULKAN_STORAGE_16BIT) != 0;
+    /* Bits say what is enabled, and only what the device has can be. */
+    d->found.storage_16bit &= (n.features & TESS_VULKAN_STORAGE_16BIT) != 0;
     d->timeline = (n.features & TESS_VULKAN_TIMELINE) != 0;
     tess_vk_matrices_find(d->host, &d->vk, &d->found);
     tess_vk_matrices *matrices = &d->found.matrices;

@@ -11,6 +11,9 @@ from . import _calls, _plans
 
 _bytes = torch.uint8
 _capturing = torch.cuda.is_current_stream_capturing
+_current_device: Callable[[], int] = getattr(
+    torch._C, "_cuda_getDevice", torch.cuda.current_device
+)
 
 
 def _current_stream(device: int) -> int:
@@ -21,6 +24,14 @@ def _current_stream(device: int) -> int:
 current_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", _current_stream
 )
+
+
+def _captured(device: int) -> bool:
+    """Whether the device's current stream is being captured; PyTorch asks the current device's."""
+    if device == _current_device():
+        return _capturing()
+    with torch.cuda.device(device):
+        return _capturing()
 
 
 def _first_on(stream: int, plan: _plans.Plan, device: torch.device) -> None:
@@ -50,7 +61,7 @@ def launch(call: _calls.Call, slot: _calls.Slot, q: torch.Tensor, keep: bool) ->
     plan = call.plan
     if stream not in plan.streams:
         _first_on(stream, plan, q.device)
-    captured = _capturing()
+    captured = _captured(device)
     if captured and not plan.pinned:
         _plans.pin(plan)
     size = call.workspace

@@ -44,6 +44,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     found = Driver()
     monkeypatch.setattr(_cuda, "current_stream", lambda _: found.stream)
     monkeypatch.setattr(_cuda, "_capturing", lambda: found.captured)
+    monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
     yield found
     _cuda._kept.clear()
 
