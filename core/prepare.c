@@ -98,8 +98,13 @@ tess_status tess_step_tables(const char *function, const tess_plan *plan, const 
         t->jobs = (const tess_job *)(const void *)(base + t->jobs_at);
         t->merges = (const tess_merge *)(const void *)(base + t->merges_at);
         t->step_ends = (const uint32_t *)(const void *)(base + t->step_ends_at);
-        if (t->step->plan == t->step_plan->id) return TESS_OK;
-        return tess_invalid("%s: step: tess_prepare has not written it for this plan", function);
+        for (uint32_t n = 0; n < plan->n_shares; n++) {
+            const char *head = base + (size_t)n * TESS_STEP_HEAD_BYTES;
+            if (((const tess_step_head *)(const void *)head)->plan != t->step_plan->id)
+                return tess_invalid("%s: step: tess_prepare has not written it for this plan",
+                                    function);
+        }
+        return TESS_OK;
     }
     /* An offset within a buffer object becomes one of the tables. */
     const uint64_t at = step->kind == TESS_BUFFER_OBJECT ? step->offset : 0;

@@ -398,9 +398,9 @@ enum {
  * most three, which all layers of a layout can share. Never allocates, compiles or synchronises, as
  * tess_run. A plan may have any number of steps at once, on any streams, each with a buffer of its
  * own. A step stays as it is until the next tess_prepare: a run with one that was prepared for
- * earlier lengths computes these. A step is used with the plan that it was prepared for. On devices
- * with host memory another plan's is INVALID for tess_run and tess_append; elsewhere it is the
- * caller's duty.
+ * earlier lengths computes these. After an error it has to be prepared again. A step is used with
+ * the plan that it was prepared for. On devices with host memory another plan's is INVALID for
+ * tess_run and tess_append; elsewhere it is the caller's duty.
  *
  * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
  * legal one, and a bound of cu_rows that falls as the largest before it. q_first is at most kv_len,
