@@ -704,6 +704,16 @@ static void spoiled(rig *r) {
     NO_PLAN(INVALID, "max_rows", y.flags = 0; y.max_rows = 1);
     NO_PLAN(INVALID, "flags", y.flags = TESS_PLAN_DEVICE_PARTS);
 
+    /* Outputs may not lie over the step of a plan that has no room for keys either. */
+    p.kv_len = 0;
+    assert_ok(tess_plan_create(device, r->layout, &p, &plan));
+    assert_ok(tess_prepare(plan, &d));
+    run_it = run_desc(r, r->step);
+    run_it.lse.buffer = r->step;
+    assert_error(tess_run(plan, &run_it), TESS_ERROR_INVALID, "tess_run", "lse: must not");
+    tess_plan_release(plan);
+    p.kv_len = KV_LEN;
+
     /* A plan without device lengths takes no step and cannot be prepared. */
     p.flags = 0;
     assert_ok(tess_plan_create(device, r->layout, &p, &plan));
