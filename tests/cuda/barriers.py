@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random interleavings of what mainloop_backward.cuh does at its barriers: no warpgroup writes dS^T
-that the other one still reads, reads one of another step, releases a stage twice, or waits for
-ever. This holds for the kernels of all gradients, of dQ alone, and of dK and dV alone, whether dK
-takes dS^T out of registers (head_dim above 64) or out of shared memory. The same without a barrier,
-or with one place for dS^T, has to fail.
+that the other one still reads, reads one of another step, releases a stage twice or too early,
+takes a phase of an mbarrier for another one, or waits for ever. This holds for the kernels of all
+gradients, of dQ alone, and of dK and dV alone, whether dK takes dS^T out of registers (head_dim
+above 64) or out of shared memory. The same without a barrier, or with one place for dS^T, has to
+fail.
 
 The model is the mainloop's text without its arithmetic: each `yield` is a place where the other
 warpgroup, the loader or the warp that adds may go on, with a condition to wait for.
@@ -91,6 +92,8 @@ class Model:
     def release(self, left, w, step):
         if left[w] != step:
             raise Fault("releases a stage out of order")
+        if min(left) <= step - (STAGES_Q if left is self.q_left else STAGES_D_O):
+            raise Fault("releases a stage that the other one has not released before")
         left[w] += 1
 
     def release_rows(self, w, step, where):
@@ -103,7 +106,10 @@ class Model:
     def give_dq(self, w, step):
         if not self.queries:
             return
-        yield lambda: self.dq_taken[w] >= step
+        # An mbarrier tells a phase from the one before, and not from the one before that.
+        yield lambda: self.dq_taken[w] % 2 == step % 2
+        if self.dq_taken[w] != step:
+            raise Fault("takes a phase of dQ for another one")
         self.dq_given[w] = step + 1
 
     def finish_scores(self, w, n, active, trailed):
