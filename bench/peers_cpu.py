@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--decode-tokens", type=int, default=32768, help="keys of --decode")
     parser.add_argument("--s2-tokens", type=int, default=32768, help="0 leaves S2 out")
     parser.add_argument("--kernel", help="force one, such as cpu/avx512")
     parser.add_argument("--beside", metavar="OLD.so", help="an older library to compare with")

@@ -22,7 +22,7 @@ import numpy as np
 import tessera_ctypes as t
 from peers_turns import Bars, on_host, ratios, turns, write_json
 
-HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 128, 32768
+HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 BAR = 0.85
 CODES = {"e4m3": 3, "int8": 4}  # of K and V; Q is bfloat16
 K_SCALE, V_SCALE = 14, 15  # roles
@@ -67,10 +67,10 @@ def widen(x, dtype=None):
 
 def tessera_call(tessera, dtype, q, k, v, o):
     """A function that runs the plan, what it needs, and the kernel's name."""
-    batch = q.shape[0]
-    layout = tessera.layout(t.pattern(t.DENSE), HEADS, KV_HEADS, TOKENS)
+    batch, tokens = k.shape[:2]
+    layout = tessera.layout(t.pattern(t.DENSE), HEADS, KV_HEADS, tokens)
     desc = t.new(t.PlanDesc, head_dim=HEAD_DIM, batch=batch,
-                      dtype=t.DTYPES["bf16" if dtype in CODES else dtype], q_len=1, kv_len=TOKENS,
+                      dtype=t.DTYPES["bf16" if dtype in CODES else dtype], q_len=1, kv_len=tokens,
                       kernel=tessera.kernel, kv_dtype=CODES.get(dtype, 0))
     plan = t.ptr()
     tessera.call("tess_plan_create", tessera.device, layout, ctypes.byref(desc), ctypes.byref(plan))
@@ -161,7 +161,7 @@ def run(options, cores):
         for batch in (1, 4):
             generator = np.random.default_rng(1)
             q = normal(generator, "bf16" if dtype in CODES else dtype, (batch, 1, HEADS, HEAD_DIM))
-            k, v = (normal(generator, dtype, (batch, TOKENS, KV_HEADS, HEAD_DIM))
+            k, v = (normal(generator, dtype, (batch, options.decode_tokens, KV_HEADS, HEAD_DIM))
                     for _ in range(2))
             o = np.zeros_like(q)
             call, keep, info = tessera_call(tessera, dtype, q, k, v, o)
@@ -181,7 +181,7 @@ def run(options, cores):
                 dict(contestants), options.rounds,
                 lambda call: [min(on_host(call, 0.02, lambda first: 3, clock))], shuffled=False)
             size = k.nbytes + v.nbytes
-            print(f"\n{dtype}, {HEADS}/{KV_HEADS} heads, {batch} x {TOKENS} keys, "
+            print(f"\n{dtype}, {HEADS}/{KV_HEADS} heads, {batch} x {options.decode_tokens} keys, "
                   f"{size >> 20} MiB, {info.kernel.decode()}")
             for name, times in seconds.items():
                 least, middle = min(times), statistics.median(times)

@@ -15,8 +15,9 @@ compared with float64 before its time counts.
 R is the best of the sum, the copy (both ways counted) and PyTorch's dense decode of 16 x 32k keys.
 The first is measured again in each part's turns. Every bar is printed as reached or not, with the
 spread of its rounds; a bar whose work the library refuses is missed, with the reason beside it.
-Parts of serving are in peers_serving.py, and those that the tessera program times in
-peers_portable.py: the host, and the portable kernels of CUDA, OpenCL and Vulkan.
+Parts of serving are in peers_serving.py, those of memory, replays and the CPU's row (on two cores,
+by peers_cpu.py) in peers_memory.py, and those that the tessera program times in peers_portable.py:
+the host, and the portable kernels of CUDA, OpenCL and Vulkan.
 
 --beside times further libraries in the same turns, such as builds with other constants. --program
 names the tessera program. --dry runs every part in small on the CPU, where PyTorch without CUDA
@@ -34,22 +35,20 @@ import torch
 
 from peers_cache import Cache
 from peers_device import Dry, Gpu
+from peers_memory import MAX_CHUNK, PHI3, S2_WIDE, Memory
 from peers_portable import Portable
 from peers_serving import Serving
 from peers_torch import largest_error, peer
 from peers_turns import Bars, ratio, spread, turns, write_json
-from tessera_ctypes import BATCH_INVARIANT, DENSE, PER_KV_HEAD, S2, Refused, Tessera, pattern
+from tessera_ctypes import BATCH_INVARIANT, DENSE, Refused, Tessera, pattern
 
 L2_SAFE = 512 << 20  # bytes of K and V that one graph reads at least
 TURN_MS = 15.0
 PEERS = ("cuDNN", "FlashAttention-2")
 TIGHT = 1.05
-MAX_CHUNK = 512  # of compact caches
-S2_WIDE = pattern(S2, block=64, local=8, stride=16, flags=PER_KV_HEAD)
-PHI3 = pattern(S2, block=64, local=16, stride=8, offset=1)
 
 
-class Bench(Bars, Serving, Portable):
+class Bench(Bars, Serving, Memory, Portable):
     def __init__(self, options, device):
         super().__init__()
         self.options, self.device = options, device
@@ -170,7 +169,7 @@ class Bench(Bars, Serving, Portable):
                 continue
             yield name, len(layers), all_of(calls)
 
-    def dense_row(self, title, shape, with_peers=True, **more):
+    def dense_row(self, title, shape, **more):
         """Times the dense shape (batch, q_len, heads, kv_heads, head_dim, tokens)."""
         q, layers = self.tensors(*shape)
         own, plan, info = self.own(q, layers, pattern(DENSE), **more)
@@ -180,7 +179,7 @@ class Bench(Bars, Serving, Portable):
             f"{title} [{info.kernel.decode()}, {jobs}, {len(layers)} layers]",
             own,
             size,
-            self.peers(q, layers) if with_peers else (),
+            self.peers(q, layers),
         )
         return seconds, best, size
 
@@ -267,7 +266,12 @@ class Bench(Bars, Serving, Portable):
         )
         size = layers[0][0].nbytes * 2
         title = f"64 sequences of {min(lengths)} to {max(lengths)} keys, {total} in all"
-        seconds, best = self.speed(f"{title} [{info.kernel.decode()}]", own, size)
+        # PyTorch's has as many keys in sequences of one length, which is the least work for it.
+        even = total // 64
+        dense = [tuple(x[:, : 64 * even].reshape(64, even, 8, 128) for x in y) for y in layers]
+        rivals = self.peers(q.reshape(64, 1, 32, 128), dense)
+        rivals = [(f"{name}, 64 x {even}", n, function) for name, n, function in rivals]
+        seconds, best = self.speed(f"{title} [{info.kernel.decode()}]", own, size, rivals)
         self.share_of_r(title, seconds["Tessera"], size, best, 0.92)
 
     def drafts(self):
@@ -279,6 +283,7 @@ class Bench(Bars, Serving, Portable):
         for rows in counts:
             q = self.normal(batch, rows, 32, 128)
             contestants, _, info = self.own(q, layers, pattern(DENSE))
+            contestants += self.peers(q, layers)
             own += [(f"{name}, {rows} rows", n, f) for name, n, f in contestants]
             print(f"    {rows} rows: {info.kernel.decode()}, {info.n_jobs} jobs")
         t, _ = self.speed("q_len at 16 x 32768", own, size)
@@ -297,7 +302,7 @@ class Bench(Bars, Serving, Portable):
             batch, tokens = self.device.size(16, 32768)
             title = f"group {heads // kv_heads}, D={head_dim}, {batch} x {tokens}"
             t, best, size = self.dense_row(
-                title, (batch, 1, heads, kv_heads, head_dim, tokens), with_peers=False
+                title, (batch, 1, heads, kv_heads, head_dim, tokens)
             )
             self.share_of_r(title, t["Tessera"], size, best, 0.93)
 
@@ -314,13 +319,15 @@ class Bench(Bars, Serving, Portable):
             except Refused as error:
                 self.refused(title, error)
                 continue
-            t, best = self.speed(title, own + contiguous, layers[0][0].nbytes * 2)
+            # Beside PyTorch's on the same bytes, contiguous: it has no kernel for pages.
+            size = layers[0][0].nbytes * 2
+            t, best = self.speed(title, own + contiguous, size, self.peers(q, layers))
             self.within(
                 f"{title}: time over contiguous",
                 t["Tessera, paged"], t["Tessera"],
                 1.08 if page == 16 else TIGHT,
             )
-            self.share_of_r(title, t["Tessera, paged"], layers[0][0].nbytes * 2, best, 0.93)
+            self.share_of_r(title, t["Tessera, paged"], size, best, 0.93)
 
     def cached(self, name, q, cache, wanted, **more):
         """(name, layers, function) of each library on a cache."""
@@ -341,7 +348,7 @@ class Bench(Bars, Serving, Portable):
             f"{title} [{info.kernel.decode()}]",
             own,
             info.bytes_min,
-            self.peers(q, layers) if over_dense else (),
+            self.peers(q, layers),
         )
         rivals = [statistics.median(t[name]) for name in PEERS if name in t]
         for name in names:
@@ -353,23 +360,6 @@ class Bench(Bars, Serving, Portable):
                     spread_of=[t[name]],
                 )
             self.share_of_r(f"{title}, {name}, kept bytes", t[name], info.bytes_min, best, share)
-
-    def bytes(self):
-        """What a compact cache of 128k tokens takes, as blocks of a kv head."""
-        for name, heads, kv_heads, wanted, most in (
-            ("S2, V=16 L=8", 64, 16, S2_WIDE, 143),
-            ("Phi-3-small", 32, 8, PHI3, 1036),
-        ):
-            try:
-                library = self.libraries[0][1]
-                layout = library.layout(wanted, heads, kv_heads, 131072, MAX_CHUNK)
-                blocks = library.pages(layout, 131072, 64)
-            except Refused as error:
-                self.refused(f"KV bytes at 128k, {name}", error)
-                continue
-            self.report(
-                f"KV blocks of a head at 128k, {name}", blocks, most, "blocks", at_most=True
-            )
 
     def s2(self):
         for batch, tokens, bar in ((16, 131072, 14.0), (64, 32768, 12.0)):
@@ -396,6 +386,7 @@ class Bench(Bars, Serving, Portable):
                 f"{title} [{info.kernel.decode()}, {info.n_jobs} jobs]",
                 free + fixed,
                 layers[0][0].nbytes * 2,
+                self.peers(q, layers),
             )
             self.within(
                 f"{title}: time over the free split",
@@ -428,7 +419,8 @@ class Bench(Bars, Serving, Portable):
                 if not error < 2e-2:
                     sys.exit(f"{name}: wrong result, largest relative difference {error:.2e}")
             contestants.append((name, len(layers), all_of(runs)))
-        t, _ = self.speed(f"K and V of 8 bits, {batch} x {tokens}", contestants, size)
+        rivals = self.peers(q, layers)  # in bfloat16: PyTorch has none of 8 bits
+        t, _ = self.speed(f"K and V of 8 bits, {batch} x {tokens}", contestants, size, rivals)
         for name, bar in bars.items():
             title = f"{name}, {batch} x {tokens}: speed over bf16, scales counted"
             self.report(title, ratio(t["Tessera"], t[name]), bar, spread_of=[t[name]])
@@ -469,7 +461,7 @@ def all_of(calls):
 
 PARTS = (
     "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,prefill,together,"
-    "shared,capacity,nodes,prepare,append,trusted,workspace,host,portable,codes"
+    "shared,capacity,nodes,replay,prepare,append,trusted,workspace,host,portable,codes,cpu"
 )
 
 

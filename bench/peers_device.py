@@ -33,8 +33,12 @@ class Gpu:
             raise RuntimeError(f"{name}: error {code}")
 
     def nodes(self, function):
-        """The nodes of a graph of a function that PyTorch has no part in."""
-        graph, count = ctypes.c_void_p(), ctypes.c_size_t()
+        """How many nodes a graph of a function has that PyTorch has no part in."""
+        return len(self.kinds(function))
+
+    def kinds(self, function):
+        """The kinds of these nodes, as CUgraphNodeType numbers them."""
+        graph, count, kind = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
         stream = ctypes.c_void_p(self.handle)
         torch.cuda.synchronize()
         self.call("cuStreamBeginCapture_v2", stream, 0)
@@ -43,8 +47,13 @@ class Gpu:
         finally:
             self.call("cuStreamEndCapture", stream, ctypes.byref(graph))
         self.call("cuGraphGetNodes", graph, None, ctypes.byref(count))
+        all_nodes, kinds = (ctypes.c_void_p * max(1, count.value))(), []
+        self.call("cuGraphGetNodes", graph, all_nodes, ctypes.byref(count))
+        for n in range(count.value):
+            self.call("cuGraphNodeGetType", ctypes.c_void_p(all_nodes[n]), ctypes.byref(kind))
+            kinds.append(kind.value)
         self.call("cuGraphDestroy", graph)
-        return count.value
+        return kinds
 
 
 class Dry:
@@ -76,5 +85,8 @@ class Dry:
 
     def nodes(self, function):
         """Counts nothing, but calls the function."""
+        return len(self.kinds(function))
+
+    def kinds(self, function):
         function()
-        return 0
+        return []

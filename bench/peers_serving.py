@@ -12,7 +12,6 @@ from tessera_ctypes import (
     APPEND,
     DENSE,
     DEVICE_LENGTHS,
-    DTYPES,
     PER_KV_HEAD,
     S2,
     TRUST_DEVICE,
@@ -23,7 +22,6 @@ from tessera_ctypes import (
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 TIGHT = 1.05
 GRAPH_CALLS = 64  # of a kernel so short that a graph of it needs many
-WORKSPACE_MIB = 24
 
 
 class Serving:
@@ -86,6 +84,8 @@ class Serving:
                 print(f"    {way}: {error}", flush=True)
                 titles[way] += f", {kernel} refuses it"
                 contestants += self.cached(way, q, keep[-1], wanted, kernel=choice)
+        if wanted.kind == DENSE:
+            contestants += self.peers(q, layers)
         t, _ = self.speed(f"{title} [{kernel}]", contestants, info.bytes_min)
         for way, words in titles.items():
             self.within(words, t[f"Tessera, {way}"], t["Tessera"], TIGHT)
@@ -111,7 +111,7 @@ class Serving:
                 titles[f"in chunks of {rows}"] = title, most
         t, _ = self.speed(
             f"{tokens} tokens at once and in chunks [{info.kernel.decode()}]",
-            contestants,
+            contestants + list(self.peers(q, layers[:1])),
             info.bytes_min,
         )
         for name, (title, most) in titles.items():
@@ -192,7 +192,12 @@ class Serving:
         t, _ = self.speed(
             f"{tokens} rows and {batch} decodes [{names[0]}; apart {names[1]}, {names[2]}]",
             [("together", 1, one), ("apart", 1, apart)]
-            + [("rows alone", 1, first[0]), ("decodes alone", 1, second[0])],
+            + [("rows alone", 1, first[0]), ("decodes alone", 1, second[0])]
+            + [
+                (f"{name}, {part} alone", count, function)
+                for part, (q, k, v, _) in zip(("rows", "decodes"), parts_of(q, o))
+                for name, count, function in self.peers(q, [(k, v)])
+            ],
             info.bytes_min,
         )
         self.within(title, t["together"], t["apart"], TIGHT)
@@ -261,7 +266,7 @@ class Serving:
         names = [x.kernel.decode() for x in (info, other, apart)]
         t, _ = self.speed(
             f"{batch} sequences with a prefix [{names[0]}, {names[1]}; not sharing {names[2]}]",
-            contestants + [("shared", count, run)],
+            contestants + [("shared", count, run)] + list(self.peers(q, [tuple(whole)])),
             2 * (k.nbytes + k_own.nbytes),
         )
         self.over(title, t["Tessera"], t["shared"], 8.0)
@@ -340,7 +345,9 @@ class Serving:
         t, _ = self.speed(
             f"{batch} x {length} in a step of {most}{chunks} "
             f"[{info.few_kernel.decode() or info.kernel.decode()}]",
-            own + [("step", len(runs), run)],
+            own + [("step", len(runs), run)] + list(
+                self.peers(*self.tensors(batch, 1, HEADS, KV_HEADS, HEAD_DIM, length))
+            ),
             2 * cache.layers[0][0].nbytes,
         )
         extra = [(a - b) * 1e6 for a, b in zip(t["step"], t["Tessera, lengths known"])]
@@ -402,14 +409,14 @@ class Serving:
         """A function that makes so many calls, of each in turn."""
 
         def run():
-            for n in range(GRAPH_CALLS):
+            for n in range(len(calls) if self.device.dry else GRAPH_CALLS):
                 calls[n % len(calls)]()
 
         return run
 
     def append(self):
         """tess_append of 256 tokens into pages, in a graph of layers with pools of their own."""
-        most, length, count = self.device.size(1, 131072)[1], 256, 8
+        most, length, count = self.device.size(1, 131072)[1], 256, 2 if self.device.dry else 8
         for sequences, rows in (256, 1), (1, 256):
             title = f"tess_append of {rows} tokens to each of {sequences}"
             pool = (sequences * length // 64, 64, KV_HEADS, HEAD_DIM)
@@ -433,8 +440,28 @@ class Serving:
             if not all(torch.equal(pool[at, place], new[0, -rows:]) for pool, new in pairs):
                 self.refused(title, "the cache does not hold what was appended")
                 continue
-            t = self.turns([("append", GRAPH_CALLS, self.times(*calls))])["append"]
+            t = self.turns(
+                [
+                    ("append", GRAPH_CALLS, self.times(*calls)),
+                    ("PyTorch", GRAPH_CALLS, self.times(*self.index_puts(cache, rows, k, v))),
+                ]
+            )
+            other, t = statistics.median(t["PyTorch"]) * 1e6, t["append"]
+            print(f"    PyTorch's index_put_ of K and V: {other:.2f} us", flush=True)
             self.report(title, statistics.median(t) * 1e6, 4.0, "us", True, [t])
+
+    def index_puts(self, cache, rows, k, v):
+        """Functions that write the last rows of each sequence with PyTorch, one for each layer."""
+        batch, length = cache.shape[0], cache.shape[4]
+        last = torch.arange(length - rows, length, device=k.device)
+        places = [cache.places(pattern(DENSE), item, 0, last) for item in range(batch)]
+        at = tuple(torch.cat(x) for x in zip(*places))
+
+        def put(layer):
+            for pool, new in zip(layer, (k, v)):
+                pool.index_put_(at, new[0, : batch * rows])
+
+        return [lambda layer=layer: put(layer) for layer in cache.layers]
 
     def trusted(self):
         """What the checks of device values cost: over plans that trust these, in turns."""
@@ -461,42 +488,3 @@ class Serving:
             for way, seconds in t.items():
                 print(f"    {name}, {way:24} {statistics.median(seconds) * 1e6:11.2f} us")
             self.within(title, t["checked"], t["trusted"], 1.01)
-
-    # ------------------------------------------------------------------ the host
-
-    def workspace(self):
-        """The most workspace that plans which split freely ask for."""
-        worst = (-1.0, "none")
-        shapes = [
-            (batch, rows, tokens, heads, kv_heads, head_dim)
-            for batch in (1, 2, 16, 64, 256, 1024)
-            for rows in (1, 4, 16, 128, 2048)
-            for tokens in (1024, 8192, 32768, 131072, 1 << 20)
-            for heads, kv_heads, head_dim in (
-                (32, 8, 128), (8, 8, 128), (128, 8, 128), (16, 1, 128), (32, 8, 64), (32, 8, 256)
-            )
-            if batch * rows <= 8192 and batch * tokens <= 1 << 23
-        ]
-        for batch, rows, tokens, heads, kv_heads, head_dim in shapes:
-            for flags in 0, DEVICE_LENGTHS:
-                name = f"{batch} x {tokens}, {rows} rows, {heads}/{kv_heads} x {head_dim}"
-                name += ", a step" if flags else ""
-                try:
-                    plan = self.library().create(
-                        pattern(DENSE),
-                        heads,
-                        kv_heads,
-                        tokens,
-                        dtype=DTYPES["bf16"],
-                        head_dim=head_dim,
-                        batch=batch,
-                        q_len=rows,
-                        kv_len=tokens,
-                        flags=flags,
-                    )
-                except Refused as error:
-                    print(f"    {name}: {error}", flush=True)
-                    continue
-                worst = max(worst, (plan.info.workspace_bytes / (1 << 20), name))
-        title = f"workspace of a free split, worst of {len(shapes)} shapes ({worst[1]})"
-        self.report(title, worst[0], WORKSPACE_MIB, "MiB", at_most=True)

@@ -56,6 +56,18 @@ def pattern(kind, **fields):
     return new(Pattern, kind=kind, **fields)
 
 
+class StorageInfo(ctypes.Structure):
+    """tess_storage_info."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n_kv_heads", ctypes.c_uint32),
+        ("ring_slots", i64),
+        ("stride", i64),
+        ("slots_per_stride", i64),
+    ]
+
+
 class Refused(SystemExit):
     """A call that failed. It ends a script that does not catch it."""
 
@@ -130,7 +142,12 @@ class Plan:
             stream=self.run.stream,
         )
         keep = (self, cu_rows, kv_lens, step)
-        return lambda: keep[0].tessera.call("tess_prepare", self.plan, ctypes.byref(desc))
+
+        def run():
+            keep[0].tessera.call("tess_prepare", self.plan, ctypes.byref(desc))
+
+        run.kv_lens = kv_lens  # of later calls, if they change
+        return run
 
     def append(self, k, v, k_cache, v_cache, **fields):
         """A function that appends new rows to a cache, which is laid out as the plan's K and V."""
@@ -160,6 +177,7 @@ class Tessera:
         self.lib.tess_last_error.restype = ctypes.c_char_p
         self.kernel = kernel.encode() if kernel else None
         self.memory = HOST if device.startswith("cpu") else POINTER
+        self.calls = 0  # so far
         desc = new(RuntimeDesc, cpu_threads=threads)
         self.runtime, self.device = ptr(), ptr()
         self.call("tess_runtime_create", ctypes.byref(desc), ctypes.byref(self.runtime))
@@ -167,6 +185,7 @@ class Tessera:
         self.call("tess_device_open", self.runtime, ctypes.byref(wanted), ctypes.byref(self.device))
 
     def call(self, name, *arguments):
+        self.calls += 1
         if getattr(self.lib, name)(*arguments) != 0:
             raise Refused(self.lib.tess_last_error().decode() or name)
 
@@ -183,11 +202,23 @@ class Tessera:
         self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
         return layout
 
-    def pages(self, layout, tokens, page):
-        """The pages that a sequence takes from the pool of the first storage group."""
+    def pages(self, layout, tokens, page, storage=0):
+        """The pages that a sequence takes from the pool of a storage group."""
         pages = i64()
-        self.call("tess_layout_pages", layout, 0, i64(tokens), i32(page), ctypes.byref(pages))
+        self.call("tess_layout_pages", layout, storage, i64(tokens), i32(page), ctypes.byref(pages))
         return pages.value
+
+    def storages(self, layout):
+        """The kv heads of each storage group."""
+        groups, info, heads = [], new(StorageInfo), (i32 * 65536)()
+        while True:
+            try:
+                self.call(
+                    "tess_layout_storage", layout, len(groups), ctypes.byref(info), heads
+                )
+            except Refused:
+                return groups
+            groups.append(heads[: info.n_kv_heads])
 
     def slots(self, layout, kv_head, blocks):
         """The slot of each of some key blocks."""

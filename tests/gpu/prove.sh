@@ -16,6 +16,8 @@
 #
 # TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
 # TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
+# TESSERA_PROVE_REPEATS: how often a step repeats; half as many random batches and four times as
+# many random generations run (default 100).
 # TESSERA_PROVE_ONLY=gradients: the list and properties of gradients alone.
 # TESSERA_PROVE_DELAYS: the folder of a second build, configured with
 # TESSERA_CUDA_OPTIONS=-DTESS_DELAYS, in which warps of Hopper's kernels wait at random: part of the
@@ -30,6 +32,7 @@ jobs=${TESSERA_PROVE_JOBS:-$(($(nproc) / 2))}
 [ "$jobs" -gt 0 ] || jobs=1
 every=${TESSERA_PROVE_SANITIZE:-40}
 random=${TESSERA_PROVE_RANDOM:-500}
+repeats=${TESSERA_PROVE_REPEATS:-100}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
@@ -177,14 +180,18 @@ for backend in "$@"; do
     opencl) matrix opencl/nv_mma 2; matrix opencl/intel_dpas 4 ;;
     esac
   fi
-  for name in steps append append_wide key_parts quantised copy_pages merge_parts; do
+  for name in steps append append_wide key_parts quantised copy_pages merge_parts batches \
+    generations shared far; do
     own=$(program $name)
     [ -n "$own" ] || continue
-    "$own" "$backend" >"$work/log" 2>&1
+    TESSERA_TEST_REPEATS=$repeats "$own" "$backend" >"$work/log" 2>&1
     step "$backend: $name" "$work/log" $?
-    [ "$backend $name" = 'cuda append_wide' ] || continue
+    case "$backend $name" in
+    'cuda append_wide' | 'cuda batches' | 'cuda generations') ;;
+    *) continue ;;
+    esac
     for kernel in $step_kernels; do
-      TESSERA_KERNEL=$kernel "$own" "$backend" >"$work/log" 2>&1
+      TESSERA_KERNEL=$kernel TESSERA_TEST_REPEATS=$repeats "$own" "$backend" >"$work/log" 2>&1
       step "$kernel: $name" "$work/log" $?
     done
   done
