@@ -14,6 +14,7 @@
 #include "common/testlib.h"
 #include "parts.h"
 #include "reference.h"
+#include "vulkan_matrices.h"
 
 enum { MOST_DEVICES = 4 };
 static const uint64_t patience = UINT64_C(120000000000);
@@ -42,60 +43,6 @@ static const char wide_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv
                                 "kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f32";
 
 /* ------------------------------------------------------------------ the application's device */
-
-#ifndef VK_KHR_cooperative_matrix /* later than some headers */
-#define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR \
-    ((VkStructureType)1000506000)
-typedef struct VkPhysicalDeviceCooperativeMatrixFeaturesKHR {
-    VkStructureType sType;
-    void *pNext;
-    VkBool32 cooperativeMatrix, cooperativeMatrixRobustBufferAccess;
-} VkPhysicalDeviceCooperativeMatrixFeaturesKHR;
-#endif
-
-static const char *const matrix_extensions[] = {
-    "VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8",
-    "VK_EXT_subgroup_size_control"};
-enum { MATRIX_EXTENSIONS = sizeof matrix_extensions / sizeof *matrix_extensions };
-
-/* What the kernel on matrix units needs besides those. */
-typedef struct matrix_chain {
-    VkPhysicalDeviceCooperativeMatrixFeaturesKHR matrix;
-    VkPhysicalDeviceVulkanMemoryModelFeatures memory;
-    VkPhysicalDeviceShaderFloat16Int8Features half;
-    VkPhysicalDeviceSubgroupSizeControlFeatures subgroups;
-} matrix_chain;
-
-static int has_extension(const app *a, const char *name) {
-    static VkExtensionProperties all[512];
-    uint32_t count = 512;
-    vkEnumerateDeviceExtensionProperties(a->physical, NULL, &count, all);
-    for (uint32_t n = 0; n < count; n++)
-        if (strcmp(all[n].extensionName, name) == 0) return 1;
-    return 0;
-}
-
-/* Appends to features of the device what is there of it. */
-static void find_matrices(app *a, matrix_chain *c, VkPhysicalDevice16BitStorageFeatures *narrow) {
-    VkPhysicalDeviceFeatures2 features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
-                                          .pNext = c};
-    *c =
-        (matrix_chain){{.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR,
-                        .pNext = &c->memory},
-                       {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES,
-                        .pNext = &c->half},
-                       {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES,
-                        .pNext = &c->subgroups},
-                       {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES}};
-    for (int n = 0; n < MATRIX_EXTENSIONS; n++)
-        if (!has_extension(a, matrix_extensions[n])) return;
-    vkGetPhysicalDeviceFeatures2(a->physical, &features);
-    a->matrices = c->matrix.cooperativeMatrix && c->memory.vulkanMemoryModel &&
-                  c->half.shaderFloat16 && c->subgroups.subgroupSizeControl &&
-                  c->subgroups.computeFullSubgroups;
-    c->subgroups.pNext = narrow->pNext;
-    if (a->matrices) narrow->pNext = c;
-}
 
 static void make_instance(app *a) {
     const VkApplicationInfo info = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
@@ -135,7 +82,11 @@ static void make_device(app *a) {
     a->narrow = narrow.storageBuffer16BitAccess;
     a->timeline = timeline.timelineSemaphore;
     matrix_chain matrices;
-    find_matrices(a, &matrices, &narrow);
+    a->matrices = matrices_find(a->physical, &matrices);
+    if (a->matrices) {
+        matrices.subgroups.pNext = narrow.pNext;
+        narrow.pNext = &matrices;
+    }
     const uint32_t queues = families[a->family].queueCount > 1 ? 2 : 1;
     const float priorities[2] = {1, 1};
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
@@ -793,7 +744,7 @@ static void test_matrix_features(void **state) {
     app *a = *state;
     tess_plan_desc desc;
     int64_t *cu = NULL;
-    const uint32_t has_matrices = (uint32_t)has_extension(a, "VK_KHR_cooperative_matrix");
+    const uint32_t has_matrices = (uint32_t)matrices_extension(a->physical, matrix_extensions[0]);
     assert_int_equal(problem_plan_desc(&a->t.p, &desc, &cu), 0);
     desc.dtype = TESS_F16;
     desc.kernel = "vulkan/coopmat";

@@ -92,6 +92,25 @@ static int step(const rule *r, const char *what, tess_status status) {
         }                                                                                     \
     } while (0)
 
+/* Sequences and heads at both ends are those of the reference. */
+static void check_result(const problem *p, void *const host[5]) {
+    const reference_inputs in = {host[0], host[1], host[2]};
+    for (int64_t b = 0; b<p->batch; b += p->batch> 1 ? p->batch - 1 : 1)
+        for (int32_t h = 0; h<p->heads; h += p->heads> 1 ? p->heads - 1 : 1)
+            for (int64_t q = 0; q < p->q_len; q++) {
+                double row[MOST_DIMS], lse;
+                reference_row(p, &in, b, h, q, row, &lse);
+                for (int e = 0; e < p->head_dim; e++) {
+                    const int64_t at = ((b * p->q_len + q) * p->heads + h) * p->head_dim + e;
+                    const double got = p->dtype == TESS_F32
+                                           ? ((float *)host[3])[at]
+                                           : element_from_half(((uint16_t *)host[3])[at]);
+                    if (!(fabs(got - row[e]) < (p->dtype == TESS_F32 ? 1e-5 : 2e-3)))
+                        fail_msg("wrong result after %s failed", shim.failed());
+                }
+            }
+}
+
 /* Everything that an application does, from the first call to the last. */
 static void scenario(const char *line, const rule *r) {
     tess_runtime *runtime = NULL;
@@ -150,21 +169,7 @@ static void scenario(const char *line, const rule *r) {
     STEP(tess_copy(device, tess_host_buffer(host[3], bytes[3]), buffers[3], bytes[3]));
     STEP(test_merge(device, &merged));
     if (!merged) fail_msg("wrong merge after %s failed", shim.failed());
-    const reference_inputs in = {host[0], host[1], host[2]};
-    for (int64_t b = 0; b<p.batch; b += p.batch> 1 ? p.batch - 1 : 1)
-        for (int32_t h = 0; h<p.heads; h += p.heads> 1 ? p.heads - 1 : 1)
-            for (int64_t q = 0; q < p.q_len; q++) {
-                double row[MOST_DIMS], lse;
-                reference_row(&p, &in, b, h, q, row, &lse);
-                for (int e = 0; e < p.head_dim; e++) {
-                    const int64_t at = ((b * p.q_len + q) * p.heads + h) * p.head_dim + e;
-                    const double got = p.dtype == TESS_F32
-                                           ? ((float *)host[3])[at]
-                                           : element_from_half(((uint16_t *)host[3])[at]);
-                    if (!(fabs(got - row[e]) < (p.dtype == TESS_F32 ? 1e-5 : 2e-3)))
-                        fail_msg("wrong result after %s failed", shim.failed());
-                }
-            }
+    check_result(&p, host);
 end:
     free(cu);
     tess_plan_release(plan);

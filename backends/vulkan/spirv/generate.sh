@@ -106,7 +106,8 @@ while read -r shader name macro; do
     --target-env vulkan1.1 "$scratch/module"
   header "$shader" "$name" "$macro" \
     "$($TESSERA_GLSLANG --version | head -n 1 | sed 's/.*: *[0-9]*:/glslang /')" \
-    "$(files <"$scratch/depends")" "$($TESSERA_SPIRV_VAL --version | head -n 1 | sed "s, unknown.*,,")"
+    "$(files <"$scratch/depends")" \
+    "$($TESSERA_SPIRV_VAL --version | head -n 1 | sed 's/ unknown.*//')"
 done <<MODULES
 coopmat_forward coopmat_f16 TESS_DTYPE=1
 coopmat_forward coopmat_bf16 TESS_DTYPE=2
