@@ -87,6 +87,7 @@ enum { /* the first member of most structures */
        TVK_TYPE_SM_BUILTINS_PROPERTIES_NV = 1000154001,
        TVK_TYPE_SHADER_CORE_PROPERTIES_AMD = 1000185000,
        TVK_TYPE_DRIVER_PROPERTIES = 1000196000,
+       TVK_TYPE_TIMELINE_SEMAPHORE_FEATURES = 1000207000,
        TVK_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO = 1000207003,
        TVK_TYPE_MEMORY_MODEL_FEATURES = 1000211000,
        TVK_TYPE_SUBGROUP_SIZE_PROPERTIES = 1000225000,
@@ -458,6 +459,11 @@ typedef struct vk_submit_info {
     uint32_t signal_count;
     const vk_handle *signals;
 } vk_submit_info;
+
+typedef struct vk_timeline_features {
+    VK_OUT;
+    vk_bool timeline;
+} vk_timeline_features;
 
 typedef struct vk_timeline_submit_info {
     VK_IN;

@@ -91,7 +91,7 @@ void tess_vk_matrix_shape(const tess_vk_device *d, const tess_kernel_key *key,
     const tess_vk_matrices *x = &d->found.matrices;
     const uint32_t m = x->product[key->dtype].m, n = x->product[key->dtype].n;
     const int is_cpu = d->found.properties.kind == TVK_DEVICE_CPU, is_small = key->head_dim <= 64;
-    const int is_nvidia = d->found.properties.vendor == VK_VENDOR_NVIDIA;
+    const int is_nvidia = tess_vk_is_nvidia(&d->found);
     *s = (tess_portable_shape){.head_dim = is_small ? 64 : VK_MATRIX_DIMS,
                                .rows = SUBGROUPS * m * (is_small && is_nvidia ? 2 : 1),
                                .keys = is_nvidia ? 64 : LEAST_KEYS << (is_small && !is_cpu),
@@ -108,13 +108,11 @@ tess_status tess_vk_matrix_prepare(tess_vk_device *d, const tess_kernel_key *key
     const tess_vk_matrices *x = &d->found.matrices;
     const uint32_t subgroups = s->threads / x->subgroup, m = x->product[key->dtype].m,
                    n = x->product[key->dtype].n, k = x->product[key->dtype].k;
-    /* NVIDIA documents the fragments of its products: A of 16 x 16 is laid out as C is. */
-    const int direct = d->found.properties.vendor == VK_VENDOR_NVIDIA && m * n * k == 16 * 16 * 16;
+    /* NVIDIA documents the fragments of its products, A of 16 x 16 is laid out as C is, and its own
+     * compiler keeps to that. */
+    const int direct = tess_vk_is_nvidia(&d->found) && m * n * k == 16 * 16 * 16;
     const tess_vk_constants c = {{s->head_dim, subgroups, s->keys, s->threads,
                                   s->rows / subgroups / m, m, n, k, x->subgroup,
                                   d->found.properties.kind == TVK_DEVICE_CPU, direct}};
-    const tess_status status =
-        tess_vk_matrix_pipeline(d, s->head_dim == VK_MATRIX_DIMS, key->dtype, &c, pipeline);
-    if (status != TESS_ERROR_NATIVE) return status;
-    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "the driver does not compile the kernel");
+    return tess_vk_matrix_pipeline(d, s->head_dim == VK_MATRIX_DIMS, key->dtype, &c, pipeline);
 }

@@ -119,7 +119,8 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
     d->found.timestamp_bits = families[n.queue_family].timestamp_bits;
     /* Bits say what is enabled, and only what the device has can be. */
     d->found.storage_16bit &= (n.features & TESS_VULKAN_STORAGE_16BIT) != 0;
-    d->timeline = (n.features & TESS_VULKAN_TIMELINE) != 0;
+    d->timeline =
+        (n.features & TESS_VULKAN_TIMELINE) && tess_vk_has_timeline(d->host, &d->vk, &d->found);
     tess_vk_matrices_find(d->host, &d->vk, &d->found);
     tess_vk_matrices *matrices = &d->found.matrices;
     matrices->bfloat16 &= (n.features & TESS_VULKAN_MATRIX_BF16) != 0;
@@ -172,7 +173,7 @@ tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *nati
     tess_status status = native ? wrap(d, native) : open_index(d, index);
     if (status == TESS_OK) {
         d->vk.GetPhysicalDeviceMemoryProperties(d->found.physical, &d->memory);
-        tess_vk_driver_text(host, &d->vk, &d->found, d->driver, sizeof d->driver);
+        tess_vk_driver_find(host, &d->vk, &d->found, d->driver, sizeof d->driver);
         d->units = tess_vk_compute_units(host, &d->vk, d->found.physical);
         tess_vk_slots_find(d);
         status = tess_vk_layouts_create(d);

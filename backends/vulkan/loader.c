@@ -162,6 +162,15 @@ int tess_vk_has_extension(const tess_host *host, const vk_api *vk, vk_physical p
     return found;
 }
 
+int tess_vk_has_timeline(const tess_host *host, const vk_api *vk, const tess_vk_found *found) {
+    vk_timeline_features timeline = {.type = TVK_TYPE_TIMELINE_SEMAPHORE_FEATURES};
+    vk_features_2 features = {.type = TVK_TYPE_FEATURES_2, .next = &timeline};
+    if (found->properties.api_version >= VERSION(1, 2) ||
+        tess_vk_has_extension(host, vk, found->physical, "VK_KHR_timeline_semaphore"))
+        vk->GetPhysicalDeviceFeatures2(found->physical, &features);
+    return timeline.timeline != 0;
+}
+
 /* Vulkan does not report multiprocessors, but extensions of two vendors do. */
 uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physical physical) {
     vk_sm_properties sm = {.type = TVK_TYPE_SM_BUILTINS_PROPERTIES_NV};
@@ -197,8 +206,8 @@ static const char *vendor_name(uint32_t vendor) {
 }
 
 /* Layers from the environment change what runs, so the text names them. */
-void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found,
-                         char *text, size_t size) {
+void tess_vk_driver_find(const tess_host *host, const vk_api *vk, tess_vk_found *found, char *text,
+                         size_t size) {
     const vk_properties *p = &found->properties;
     vk_driver_properties driver = {.type = TVK_TYPE_DRIVER_PROPERTIES};
     if (p->api_version >= VERSION(1, 2) ||
@@ -206,6 +215,7 @@ void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_
         vk_properties_2 properties = {.type = TVK_TYPE_PROPERTIES_2, .next = &driver};
         vk->GetPhysicalDeviceProperties2(found->physical, &properties);
     }
+    found->driver_id = driver.id;
     if (driver.name[0])
         snprintf(text, size, "%.40s %.54s", driver.name, driver.info);
     else
@@ -213,6 +223,10 @@ void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_
     const char *layers = getenv("VK_INSTANCE_LAYERS");
     const size_t used = strlen(text);
     if (layers && *layers && used < size) snprintf(text + used, size - used, ", layers %s", layers);
+}
+
+int tess_vk_is_nvidia(const tess_vk_found *found) {
+    return found->properties.vendor == VK_VENDOR_NVIDIA && found->driver_id == VK_DRIVER_NVIDIA;
 }
 
 static uint64_t local_bytes(const vk_api *vk, vk_physical physical) {
@@ -243,7 +257,7 @@ tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info
                  major_of(p->api_version), minor_of(p->api_version), patch_of(p->api_version),
                  vendor_name(p->vendor), p->device,
                  p->kind == TVK_DEVICE_INTEGRATED_GPU ? ", integrated" : "");
-        tess_vk_driver_text(host, &vk, &found, info->driver, sizeof info->driver);
+        tess_vk_driver_find(host, &vk, &found, info->driver, sizeof info->driver);
     }
     vk.DestroyInstance(instance, NULL);
     return status;

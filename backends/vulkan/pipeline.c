@@ -242,13 +242,19 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const constants *c, vk_handle *pipeline) {
     vk_handle *kept = &d->coopmat[shape][dtype];
+    uint8_t *refused = &d->coopmat_refused[shape][dtype];
+    tess_status status = TESS_OK;
     pthread_mutex_lock(&d->pipeline_lock);
-    const tess_status status = *kept ? TESS_OK
-                                     : create(d, d->layout, TESS_OP_FORWARD, &matrix_modules[dtype],
-                                              c, d->found.matrices.subgroup, kept);
+    if (!*kept && !*refused) {
+        status = create(d, d->layout, TESS_OP_FORWARD, &matrix_modules[dtype], c,
+                        d->found.matrices.subgroup, kept);
+        *refused = status == TESS_ERROR_NATIVE; /* not for lack of memory */
+    }
+    const int is_refused = *refused;
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
-    return status;
+    if (!is_refused) return status;
+    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "the driver does not compile the kernel");
 }
 
 void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,

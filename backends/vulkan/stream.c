@@ -17,10 +17,10 @@ static tess_status read_semaphores(const tess_vk_device *d, const char *name, ui
             return host->fail(host, TESS_ERROR_INVALID,
                               "stream.extra.%s[%u].semaphore: must not be 0", name, n);
         if (from[n].value && !d->timeline)
-            return host->fail(
-                host, TESS_ERROR_UNSUPPORTED,
-                "stream.extra.%s[%u].value: the device was wrapped without TESS_VULKAN_TIMELINE",
-                name, n);
+            return host->fail(host, TESS_ERROR_UNSUPPORTED,
+                              "stream.extra.%s[%u].value: the device has no timeline semaphores, "
+                              "or TESS_VULKAN_TIMELINE was not given",
+                              name, n);
         to->handles[n] = from[n].semaphore;
         to->values[n] = from[n].value;
     }
@@ -62,9 +62,9 @@ static tess_status read_record(const tess_vk_device *d, const tess_launch *l, te
         return host->fail(host, TESS_ERROR_INVALID,
                           "stream.extra.fence: must be 0 when there is a semaphore");
     if (t->record.semaphore.semaphore && (!d->timeline || !d->vk.GetSemaphoreCounterValue))
-        return host->fail(
-            host, TESS_ERROR_UNSUPPORTED,
-            "stream.extra.semaphore: the device was wrapped without TESS_VULKAN_TIMELINE");
+        return host->fail(host, TESS_ERROR_UNSUPPORTED,
+                          "stream.extra.semaphore: the device has no timeline semaphores, or "
+                          "TESS_VULKAN_TIMELINE was not given");
     if (!t->record.fence) return TESS_OK;
     const vk_result result = d->vk.GetFenceStatus(d->device, t->record.fence);
     if (result == TVK_SUCCESS)

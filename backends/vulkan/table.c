@@ -11,9 +11,9 @@ extern const tess_backend tess_vulkan_backend;
 typedef struct vk_row {
     tess_row_head head;
     const tess_portable_variant *variant; /* NULL: it has no portable shapes */
-    /* Of a kernel on matrix units: the vendor on whose devices it has run. On those of others it
-     * checks itself first. */
-    uint32_t proved_on;
+    /* Of a kernel on matrix units: whether it has run on such devices with such drivers. On others
+     * it checks itself first. */
+    int (*proved)(const tess_vk_found *found);
 } vk_row;
 
 /* Numbers of rows. */
@@ -21,14 +21,14 @@ enum { COOPMAT, PORTABLE, PORTABLE_SMALL };
 
 /* The variants of the forward kernel come before all others. */
 static const vk_row kernels[] = {
-    [COOPMAT] = {{TESS_OP_FORWARD, "coopmat", 0}, NULL, VK_VENDOR_NVIDIA},
-    [PORTABLE] = {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, 0},
-    [PORTABLE_SMALL] = {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, 0},
-    {{TESS_OP_BACKWARD, "portable", 0}, NULL, 0},
-    {{TESS_OP_APPEND, "append", 0}, NULL, 0},
-    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, 0},
-    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, 0},
-    {{TESS_OP_PREPARE, "prepare", 0}, NULL, 0},
+    [COOPMAT] = {{TESS_OP_FORWARD, "coopmat", 0}, NULL, tess_vk_is_nvidia},
+    [PORTABLE] = {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, NULL},
+    [PORTABLE_SMALL] = {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, NULL},
+    {{TESS_OP_BACKWARD, "portable", 0}, NULL, NULL},
+    {{TESS_OP_APPEND, "append", 0}, NULL, NULL},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, NULL},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, NULL},
+    {{TESS_OP_PREPARE, "prepare", 0}, NULL, NULL},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 _Static_assert((int)ROWS <= (int)TESS_CHECK_MOST_ROWS, "each row has a place for its check");
@@ -107,8 +107,7 @@ static const tess_portable_shape *choose(const tess_vk_device *d, const vk_row *
                                          const tess_kernel_key *key) {
     enum { LEAST_ROWS = 512 };
     const int tall = row->variant == &tess_portable && key->max_kv_len <= INT32_MAX / 2 &&
-                     key->max_q_len * key->group >= LEAST_ROWS &&
-                     d->found.properties.vendor == VK_VENDOR_NVIDIA;
+                     key->max_q_len * key->group >= LEAST_ROWS && tess_vk_is_nvidia(&d->found);
     return tess_portable_choose(tall ? &tess_portable_tall : row->variant, key);
 }
 
@@ -261,7 +260,7 @@ static tess_status prepare(tess_vk_device *d, const vk_row *row, const tess_kern
 /* ------------------------------------------------------------------ self-checks */
 
 static int checks_itself(const tess_vk_device *d, const vk_row *row) {
-    return is_matrix(row) && row->proved_on != d->found.properties.vendor;
+    return is_matrix(row) && !row->proved(&d->found);
 }
 
 /* For a check, which looks for the row that takes the key. */

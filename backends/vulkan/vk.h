@@ -25,6 +25,7 @@ enum {
     VK_WORKSPACE_ALIGN = 256,
     VK_MATRIX_SHAPES = 2, /* of the kernel on matrix units */
     VK_VENDOR_NVIDIA = 0x10de,
+    VK_DRIVER_NVIDIA = 4, /* NVIDIA's own driver, and not Mesa's for the same GPUs */
     VK_SPARE_STATES = 4,
     VK_LEAST_BUFFERS = 4, /* storage buffers of a stage: slots.c */
 };
@@ -52,6 +53,7 @@ typedef struct tess_vk_found {
     uint32_t family;         /* has compute; preferably without graphics */
     uint32_t timestamp_bits; /* 0: that family has no timestamps */
     vk_bool storage_16bit;
+    uint32_t driver_id; /* VkDriverId; 0: not known */
     tess_vk_matrices matrices;
     char refusal[80]; /* why it cannot be used, where the reason holds a number */
 } tess_vk_found;
@@ -119,6 +121,7 @@ typedef struct tess_vk_device {
     vk_handle prepare;
     vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
     vk_handle coopmat[VK_MATRIX_SHAPES][VK_DTYPES];
+    uint8_t coopmat_refused[VK_MATRIX_SHAPES][VK_DTYPES]; /* the driver did not compile it */
 
     tess_checks checks; /* of rows that nobody has run on such a device: table.c */
 } tess_vk_device;
@@ -133,10 +136,14 @@ tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance in
                          uint32_t index, tess_vk_found *found);
 /* Fills *found for one physical device; returns why it cannot be used, or NULL. */
 const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_found *found);
-void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found,
-                         char *text, size_t size);
+/* The driver's name and version as a text, and its number in *found. */
+void tess_vk_driver_find(const tess_host *host, const vk_api *vk, tess_vk_found *found, char *text,
+                         size_t size);
+/* Whether code is compiled by NVIDIA's own compiler, for which some shapes were measured. */
+int tess_vk_is_nvidia(const tess_vk_found *found);
 int tess_vk_has_extension(const tess_host *host, const vk_api *vk, vk_physical physical,
                           const char *name);
+int tess_vk_has_timeline(const tess_host *host, const vk_api *vk, const tess_vk_found *found);
 uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physical physical);
 tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
@@ -197,6 +204,7 @@ enum { VK_CONSTANTS = 11 };
 typedef struct tess_vk_constants {
     uint32_t word[VK_CONSTANTS];
 } tess_vk_constants;
+/* UNSUPPORTED where the driver does not compile it, which is tried once. */
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const tess_vk_constants *constants, vk_handle *pipeline);
 /* The code of the kernel on matrix units, for verdicts of its self-check (self_check.h). */

@@ -37,9 +37,9 @@ struct VkDevice_T;
 struct VkQueue_T;
 
 /* Features and extensions that the application enabled on the device. Vulkan does not let anyone
- * else find out. Without STORAGE_16BIT float16 and bfloat16 move as words of two, at even places;
- * without TIMELINE semaphores have no values; without MATRIX there is no
- * kernel on matrix units. */
+ * else find out; a bit for what the device does not have counts as absent. Without STORAGE_16BIT
+ * float16 and bfloat16 move as words of two, at even places; without TIMELINE semaphores have no
+ * values; without MATRIX there is no kernel on matrix units. */
 enum {
     TESS_VULKAN_STORAGE_16BIT = 1u << 0, /* storageBuffer16BitAccess */
     TESS_VULKAN_TIMELINE = 1u << 1,      /* timelineSemaphore */

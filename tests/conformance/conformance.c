@@ -456,13 +456,15 @@ static int leaves_out(const problem_list *list, int n, const test_target *target
 }
 
 /* So many problems of a shard, or random ones, have one that a kernel takes; of a list that --every
- * has thinned, which may leave out a kernel's few, so many more. */
+ * has thinned, which may leave out a kernel's few, so many more. Who thins the list of one kernel
+ * by its name has seen which problems are left. */
 enum { ENOUGH = 8, ENOUGH_OF_THINNED = 100 };
 
 /* Whether the problems that were offered to a kernel must hold one that it takes: all of the list
  * must, and one line that is named. */
 static int must_take(const settings *x, int offered) {
-    if (x->every > 1) return offered >= ENOUGH_OF_THINNED;
+    const int one_kernel = x->backend && strchr(x->backend, '/');
+    if (x->every > 1) return one_kernel || offered >= ENOUGH_OF_THINNED;
     return (x->shards == 1 && x->random_count < 0) || offered >= ENOUGH;
 }
 

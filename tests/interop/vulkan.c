@@ -14,6 +14,7 @@
 #include "common/testlib.h"
 #include "parts.h"
 #include "reference.h"
+#include "vulkan_matrices.h"
 
 enum { MOST_DEVICES = 4 };
 static const uint64_t patience = UINT64_C(120000000000);
@@ -27,6 +28,7 @@ typedef struct app {
     VkCommandPool pool;
     uint32_t family;
     int narrow, timeline; /* 16-bit storage and timeline semaphores are enabled */
+    int matrices;         /* and all that the kernel on matrix units needs */
     pthread_mutex_t lock; /* of the queue */
     int locked;           /* how often */
     tessera_side t;
@@ -79,6 +81,12 @@ static void make_device(app *a) {
         narrow.storageInputOutput16 = VK_FALSE;
     a->narrow = narrow.storageBuffer16BitAccess;
     a->timeline = timeline.timelineSemaphore;
+    matrix_chain matrices;
+    a->matrices = matrices_find(a->physical, &matrices);
+    if (a->matrices) {
+        matrices.subgroups.pNext = narrow.pNext;
+        narrow.pNext = &matrices;
+    }
     const uint32_t queues = families[a->family].queueCount > 1 ? 2 : 1;
     const float priorities[2] = {1, 1};
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
@@ -88,7 +96,9 @@ static void make_device(app *a) {
     const VkDeviceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
                                        .pNext = &features,
                                        .queueCreateInfoCount = 1,
-                                       .pQueueCreateInfos = &queue};
+                                       .pQueueCreateInfos = &queue,
+                                       .enabledExtensionCount = a->matrices ? MATRIX_EXTENSIONS : 0,
+                                       .ppEnabledExtensionNames = matrix_extensions};
     VK(vkCreateDevice(a->physical, &create, NULL, &a->device));
     vkGetDeviceQueue(a->device, a->family, 0, &a->queue);
     vkGetDeviceQueue(a->device, a->family, queues - 1, &a->second);
@@ -109,7 +119,8 @@ static void drop_lock(void *user) { pthread_mutex_unlock(&((app *)user)->lock); 
 static tess_vulkan_device native_of(app *a) {
     return (tess_vulkan_device){.struct_size = sizeof(tess_vulkan_device),
                                 .features = (a->narrow ? TESS_VULKAN_STORAGE_16BIT : 0) |
-                                            (a->timeline ? TESS_VULKAN_TIMELINE : 0),
+                                            (a->timeline ? TESS_VULKAN_TIMELINE : 0) |
+                                            (a->matrices ? TESS_VULKAN_MATRIX : 0),
                                 .get_instance_proc_addr = (void (*(*)(VkInstance, const char *))(
                                     void))vkGetInstanceProcAddr,
                                 .instance = a->instance,
@@ -131,6 +142,9 @@ static tess_status wrap(app *a, const tess_vulkan_device *native, tess_device **
 
 /* ------------------------------------------------------------------ problem and memory */
 
+/* The name by which plans ask for the kernel on matrix units, where it can run. */
+static const char *matrix_kernel(const app *a) { return a->matrices ? "vulkan/coopmat" : NULL; }
+
 static int setup(void **state) {
     app *a = *state;
     pthread_mutex_init(&a->lock, NULL);
@@ -139,7 +153,7 @@ static int setup(void **state) {
     a->t.runtime = test_runtime(2);
     const tess_vulkan_device native = native_of(a);
     assert_ok(wrap(a, &native, &a->t.device));
-    parts_prepare(&a->t, a->narrow ? narrow_line : wide_line, NULL, 2, 1);
+    parts_prepare(&a->t, a->narrow ? narrow_line : wide_line, matrix_kernel(a), 2, 1);
     for (int set = 0; set < 2; set++)
         for (int n = 0; n < 3; n++) {
             a->inputs[set][n] = malloc(a->t.parts.bytes[n]);
@@ -359,7 +373,7 @@ static void test_record_ranges(void **state) {
     app *a = *state;
     job j;
     VkFence fence = make_fence(a);
-    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, NULL, 64);
+    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, matrix_kernel(a), 64);
     job_begin(a, &j, 1);
     VkCommandBuffer commands = begin_commands(a, VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT);
     j.run.stream = record_into(commands, NULL);
@@ -383,7 +397,7 @@ static void test_record_events(void **state) {
     job j;
     VkFence fence = make_fence(a), over = make_fence(a);
     VkSemaphore semaphore = a->timeline ? make_semaphore(a, 1) : VK_NULL_HANDLE;
-    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, NULL, 1);
+    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, matrix_kernel(a), 1);
     job_begin(a, &j, 0);
     VkCommandBuffer commands = begin_commands(a, 0), other = begin_commands(a, 0);
     tess_vulkan_record extra = {.struct_size = sizeof extra, .fence = (uint64_t)over};
@@ -730,11 +744,7 @@ static void test_matrix_features(void **state) {
     app *a = *state;
     tess_plan_desc desc;
     int64_t *cu = NULL;
-    uint32_t count = 256, has_matrices = 0;
-    static VkExtensionProperties all[256];
-    vkEnumerateDeviceExtensionProperties(a->physical, NULL, &count, all);
-    for (uint32_t n = 0; n < count; n++)
-        has_matrices |= strcmp(all[n].extensionName, "VK_KHR_cooperative_matrix") == 0;
+    const uint32_t has_matrices = (uint32_t)matrices_extension(a->physical, matrix_extensions[0]);
     assert_int_equal(problem_plan_desc(&a->t.p, &desc, &cu), 0);
     desc.dtype = TESS_F16;
     desc.kernel = "vulkan/coopmat";
@@ -742,6 +752,7 @@ static void test_matrix_features(void **state) {
         tess_device *device = NULL;
         tess_plan *plan = NULL;
         tess_vulkan_device n = native_of(a);
+        n.features &= ~(uint32_t)TESS_VULKAN_MATRIX;
         if (told) n.features |= TESS_VULKAN_MATRIX | TESS_VULKAN_MATRIX_BF16;
         assert_ok(wrap(a, &n, &device));
         assert_int_equal(tess_plan_create(device, a->t.layout, &desc, &plan),
@@ -751,6 +762,24 @@ static void test_matrix_features(void **state) {
         tess_device_release(device);
     }
     free(cu);
+}
+
+/* On a device with matrix units all tests of this program run their kernel, which a plan also takes
+ * by itself unless the device is software. */
+static void test_matrix_plan(void **state) {
+    app *a = *state;
+    VkPhysicalDeviceProperties properties;
+    tess_plan_info info = {.struct_size = sizeof info};
+    vkGetPhysicalDeviceProperties(a->physical, &properties);
+    const int is_software = properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    const int is_matrix = strcmp(a->t.info.kernel, "vulkan/coopmat") == 0;
+    assert_int_equal(is_matrix, a->matrices);
+    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, NULL, 1);
+    assert_ok(tess_plan_query(plan, &info));
+    tess_plan_release(plan);
+    if (!getenv("TESSERA_KERNEL"))
+        assert_int_equal(strcmp(info.kernel, "vulkan/coopmat") == 0, a->matrices && !is_software);
+    printf("these tests run %s\n", a->t.info.kernel);
 }
 
 static void test_bad_streams(void **state) {
@@ -839,6 +868,7 @@ int main(void) {
             TEST_ON(a, test_bad_streams),
             TEST_ON(a, test_without_features),
             TEST_ON(a, test_matrix_features),
+            TEST_ON(a, test_matrix_plan),
             TEST_ON(a, test_range_limit),
         };
         failed += cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,9 +33,11 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FEWEST = 100
 SKIPPED = 77
-# Libraries that a test finds by its environment are no dependencies of its program.
+# Libraries that a test finds by its environment, or in a folder that it is given, are no
+# dependencies of its program.
 STAND_INS = {"tests/drivers": ["tessera_pretended"],
              "tests/opencl/loader": ["tessera_failing_opencl"],
+             "tests/opencl/nvidia": ["tessera_nvidia_opencl"],
              "tests/vulkan/shim": ["vulkan_shim"]}
 
 Fault = collections.namedtuple("Fault", "number line file old new test")
@@ -183,7 +185,10 @@ class Copy:
             return None
         targets = {os.path.relpath(word, self.build) for word in command
                    if word.startswith(self.build + os.sep)}
-        targets = {t for t in targets if not os.path.isdir(os.path.join(self.build, t))}
+        for part in targets & set(STAND_INS):
+            targets.update(STAND_INS[part])
+        targets = {t for t in targets
+                   if t not in STAND_INS and not os.path.isdir(os.path.join(self.build, t))}
         # cmocka ends a program at its first failure, and does not go on in one that a fault has
         # crashed.
         env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"),

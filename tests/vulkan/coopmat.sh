@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# coopmat.sh CONFORMANCE FOLDER MASKS PROPERTIES: vulkan/coopmat, and beside it the portable
+# coopmat.sh CONFORMANCE FOLDER MASKS PROPERTIES INTEROP: vulkan/coopmat, and beside it the portable
 # kernels, on a lavapipe that has cooperative matrices (newer_mesa.sh), under the validation layer;
-# and its properties without that. It has float16 alone.
+# on a device of an application's, too; and its properties without that. It has float16 alone.
 #
 # One property is left out, "large scores of another packed head": the kernel has its products in
 # two places, and lavapipe, which emulates them, does not round both alike. Matrix units do.
@@ -21,6 +21,7 @@ program=$1
 folder=$2
 masks=$3
 properties=$4
+interop=$5
 s2="pattern=s2"
 packed="$s2 block=3 local=2 stride=3 per_kv_head=1 heads=4 kv_heads=2 head_dim=120"
 packed="$packed q_lens=64,1,0,33,3 kv_lens=64,58,5,68,0"
@@ -43,7 +44,10 @@ $paged heads=4 kv_heads=1 head_dim=128 q_len=20 kv_len=200 page=32 compact=1
 $paged heads=4 kv_heads=2 head_dim=64 batch=2 q_len=1 kv_len=300 page=16 kv_split=2
 $window heads=8 kv_heads=2 head_dim=104 q_lens=33,7 kv_lens=150,300 page=64 kv_split=2
 LINES
-unset VK_LAYER_PATH TESSERA_KERNEL
+unset TESSERA_KERNEL
+sh "$here/validation.sh" "a wrapped device" "enables = $synchronization" -- \
+  sh "$here/run_in.sh" "$folder" "$interop" || exit 1
+unset VK_LAYER_PATH
 own() {
   sh "$here/run_in.sh" "$folder" "$properties" --device vulkan/coopmat --only "$@" || exit 1
 }

@@ -13,7 +13,8 @@
 #include "problem.h"
 #include "shim_calls.h"
 
-enum { OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4, DISCRETE = 2, NVIDIA = 0x10de, F32 = 1 };
+enum { OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4, DISCRETE = 2, F32 = 1 };
+enum { NVIDIA = 0x10de, NVIDIA_PROPRIETARY = 4, MESA_NVK = 24 };
 
 static const char line[] = "pattern=dense heads=1 q_len=40 head_dim=128 dtype=f16";
 static char folder[64];
@@ -43,6 +44,7 @@ static int teardown(void **state) {
     forget();
     shim.pretend(0, 0);
     shim.pretend_vendor(0);
+    shim.pretend_driver(0);
     shim.pretend_matrices(0, 0, 0, 0, NULL);
     shim.pretend_shared(0);
     shim.pretend_kernel(SHIM_NO_STAND_IN);
@@ -123,7 +125,11 @@ static void test_right(void **state) {
     assert_int_equal(runs_of("vulkan/coopmat"), 0);
     forget();
     shim.pretend_vendor(NVIDIA);
+    shim.pretend_driver(NVIDIA_PROPRIETARY);
     assert_int_equal(runs_of("vulkan/coopmat"), 0);
+    shim.pretend_driver(MESA_NVK); /* another compiler for the same GPUs */
+    assert_int_equal(runs_of("vulkan/coopmat"), 1);
+    shim.pretend_driver(0);
     shim.pretend_vendor(0);
     shim.pretend(0, 0); /* a software device */
     assert_int_equal(runs_of("vulkan/portable"), 0);
@@ -168,6 +174,29 @@ static void test_way_round(void **state) {
     assert_string_equal(kernel, "vulkan/portable");
     assert_int_equal(shim.kernel_runs(), before);
     end(&x);
+}
+
+/* Where the driver does not compile the kernel, it is asked once for each type and not for each
+ * plan; the next row takes them all. */
+static void test_compiled_once(void **state) {
+    (void)state;
+    process x;
+    const long before = shim.kernel_modules();
+    shim.pretend_kernel(SHIM_NO_STAND_IN);
+    for (int checks = 0; checks < 2; checks++) {
+        shim.pretend_vendor(checks ? 0 : NVIDIA);
+        shim.pretend_driver(checks ? 0 : NVIDIA_PROPRIETARY);
+        begin(&x, "", NULL);
+        for (int n = 0; n < 3; n++) {
+            char kernel[64];
+            test_logged[0] = '\0';
+            assert_ok(plan(&x, kernel));
+            assert_string_equal(kernel, "vulkan/portable");
+            assert_logged("the driver does not compile the kernel");
+        }
+        assert_int_equal(shim.kernel_modules(), before + checks + 1);
+        end(&x);
+    }
 }
 
 /* A later process that knows nothing of this one. */
@@ -285,8 +314,9 @@ static void test_threads(void **state) {
 int main(void) {
     const int status = shim_find_device();
     if (status != 0) return status;
-    const struct CMUnitTest tests[] = {
-        CASE(test_right),         CASE(test_wrong), CASE(test_way_round),  CASE(test_threads),
-        CASE(test_out_of_memory), CASE(test_lost),  CASE(test_host_memory)};
+    const struct CMUnitTest tests[] = {CASE(test_right),         CASE(test_wrong),
+                                       CASE(test_way_round),     CASE(test_threads),
+                                       CASE(test_compiled_once), CASE(test_out_of_memory),
+                                       CASE(test_lost),          CASE(test_host_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

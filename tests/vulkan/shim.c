@@ -48,6 +48,7 @@ static uint32_t width;                  /* most workgroups in a row of the grid;
 static uint32_t range;                  /* bytes of a binding; 0: the truth */
 static uint32_t buffers;                /* storage buffers of a stage; 0: the truth */
 static uint32_t vendor;                 /* of the device to pretend; 0: the truth */
+static uint32_t driver;                 /* of the device to pretend; 0: the truth */
 static int wide_only;                   /* buffers have no elements of 16 bits */
 static uint32_t shared;                 /* bytes of workgroup memory; 0: the truth */
 static uint32_t threads;                /* of a workgroup; 0: the truth */
@@ -57,6 +58,9 @@ static int stand_in = SHIM_NO_STAND_IN; /* what the kernel on matrices is */
 static vk_handle stand_in_shader;       /* the latest one, and its pipelines */
 static vk_handle stand_in_pipelines[8];
 static atomic_long stand_in_runs;     /* dispatches of these */
+static atomic_long modules;           /* of the kernel on matrices */
+static int (*may_submit)(void);       /* NULL: nobody is asked */
+static atomic_long unwanted;          /* submissions for which it said no */
 static _Thread_local vk_handle bound; /* the pipeline of what is recorded now */
 static long dispatches;
 static long submits, rows; /* submissions; dispatches of several rows of workgroups */
@@ -72,6 +76,7 @@ void shim_pretend_range(unsigned bytes) { range = bytes; }
 long shim_dispatches(void) { return dispatches; }
 void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
+void shim_pretend_driver(unsigned number) { driver = number; }
 void shim_pretend_shared(unsigned bytes) { shared = bytes; }
 void shim_pretend_threads(unsigned most) { threads = most; }
 void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, const char *lacks) {
@@ -84,6 +89,9 @@ void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, 
 }
 void shim_pretend_kernel(int which) { stand_in = which; }
 long shim_kernel_runs(void) { return atomic_load(&stand_in_runs); }
+long shim_kernel_modules(void) { return atomic_load(&modules); }
+void shim_watch(int (*may)(void)) { may_submit = may; }
+long shim_unwanted(void) { return atomic_load(&unwanted); }
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
 long shim_signalled(void) { return signalled; }
@@ -211,6 +219,7 @@ static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_
 static vk_result shim_QueueSubmit(vk_queue queue, uint32_t count, const vk_submit_info *infos,
                                   vk_handle fence) {
     submits += count;
+    if (may_submit && !may_submit()) atomic_fetch_add(&unwanted, 1);
     /* A fence has to be reset before it is given to the queue again. */
     if (fence && real.GetFenceStatus(device_now, fence) == TVK_SUCCESS) signalled++;
     return fails("QueueSubmit") ? code : real.QueueSubmit(queue, count, infos, fence);
@@ -251,15 +260,20 @@ static void shim_GetPhysicalDeviceProperties2(vk_physical physical, vk_propertie
         sizes->least = 8;
         sizes->stages = TVK_SHADER_STAGE_COMPUTE;
     }
+    vk_driver_properties *properties = out->next;
+    if (driver && properties && properties->type == TVK_TYPE_DRIVER_PROPERTIES)
+        properties->id = driver;
 }
 static vk_bool lacks(const char *name) { return strcmp(without, name) == 0; }
 static void shim_GetPhysicalDeviceFeatures2(vk_physical physical, vk_features_2 *out) {
     real.GetPhysicalDeviceFeatures2(physical, out);
     vk_16bit_features *narrow = out->next;
     if (wide_only && narrow && narrow->type == TVK_TYPE_16BIT_STORAGE_FEATURES) narrow->storage = 0;
-    if (!matrices.m) return;
     for (vk_features_2 *each = out->next; each; each = each->next) {
         void *one = each;
+        if (each->type == TVK_TYPE_TIMELINE_SEMAPHORE_FEATURES && lacks("timelineSemaphore"))
+            ((vk_timeline_features *)one)->timeline = 0;
+        if (!matrices.m) continue;
         if (each->type == TVK_TYPE_MATRIX_FEATURES)
             ((vk_matrix_features *)one)->matrix = !lacks("cooperativeMatrix");
         if (each->type == TVK_TYPE_MEMORY_MODEL_FEATURES)
@@ -331,6 +345,7 @@ static vk_result shim_CreateShaderModule(vk_device device, const vk_shader_modul
                                          const void *allocator, vk_handle *out) {
     const int matrix = matrices.m && needs_matrices(info);
     vk_result result = fails("CreateShaderModule") ? code : TVK_ERROR_UNKNOWN;
+    if (matrix) atomic_fetch_add(&modules, 1);
     if (result == TVK_ERROR_UNKNOWN && matrix && stand_in != SHIM_NO_STAND_IN)
         result = make_stand_in(device, allocator, out);
     else if (result == TVK_ERROR_UNKNOWN && !matrix)
@@ -522,11 +537,8 @@ static void read_limits(void) {
     static const struct {
         const char *name;
         uint32_t *limit;
-    } limits[] = {{"buffers=", &buffers},
-                  {"range=", &range},
-                  {"shared=", &shared},
-                  {"threads=", &threads},
-                  {"vendor=", &vendor}};
+    } limits[] = {{"buffers=", &buffers}, {"range=", &range},   {"shared=", &shared},
+                  {"threads=", &threads}, {"vendor=", &vendor}, {"driver=", &driver}};
     const char *text = getenv("TESSERA_TEST_VULKAN_LIMITS");
     if (!text) return;
     if (strstr(text, "16bit=0")) wide_only = 1;

@@ -8,7 +8,7 @@
 #define SHIM_API __attribute__((visibility("default")))
 
 /* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0,range=N,shared=N,threads=N,
- * vendor=N lowers limits from the start, and tells another vendor. */
+ * vendor=N,driver=N lowers limits from the start, and tells another vendor and driver. */
 
 /* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
  * with `stays`, all later ones too. */
@@ -30,8 +30,10 @@ SHIM_API long shim_dispatches(void); /* so far */
 /* no storageBuffer16BitAccess */
 SHIM_API void shim_pretend_wide_only(int is);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
+SHIM_API void shim_pretend_driver(unsigned driver); /* VkDriverId; 0: the truth */
 /* Matrices of m x n x k float16 with results of `result` (VkComponentTypeKHR), and all that goes
- * with them but the extension or feature `without`, of subgroups of 8. m = 0: the truth. */
+ * with them but the extension or feature `without`, of subgroups of 8. m = 0: the truth, but for
+ * `without`. */
 SHIM_API void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result,
                                     const char *without);
 /* What the kernel on matrices is: it does not compile; or it is the portable one in its place, for
@@ -39,9 +41,13 @@ SHIM_API void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned
 enum { SHIM_NO_STAND_IN, SHIM_WORKS, SHIM_DOES_NOTHING, SHIM_LEAVES_JOBS_OUT };
 SHIM_API void shim_pretend_kernel(int which);
 SHIM_API long shim_kernel_runs(void);              /* dispatches of it so far */
+SHIM_API long shim_kernel_modules(void);           /* and how often somebody gave its code */
 SHIM_API void shim_pretend_shared(unsigned bytes); /* of a workgroup at most; 0: the truth */
 SHIM_API void shim_pretend_threads(unsigned most); /* of a workgroup; 0: the truth */
 SHIM_API long shim_submits(void);                  /* submissions of commands so far */
+/* From now on `may` is asked at each submission whether there may be one. NULL: nobody is. */
+SHIM_API void shim_watch(int (*may)(void));
+SHIM_API long shim_unwanted(void); /* submissions so far for which it said no */
 /* dispatches so far with more than one row of workgroups */
 SHIM_API long shim_rows(void);
 SHIM_API long shim_signalled(void);     /* submissions so far whose fence was not reset */

@@ -23,10 +23,14 @@
     X(dispatches, long, (void))                                                   \
     X(pretend_wide_only, void, (int is))                                          \
     X(pretend_vendor, void, (unsigned vendor))                                    \
+    X(pretend_driver, void, (unsigned driver))                                    \
     X(pretend_matrices, void,                                                     \
       (unsigned m, unsigned n, unsigned k, unsigned result, const char *without)) \
     X(pretend_kernel, void, (int which))                                          \
     X(kernel_runs, long, (void))                                                  \
+    X(kernel_modules, long, (void))                                               \
+    X(watch, void, (int (*may)(void)))                                            \
+    X(unwanted, long, (void))                                                     \
     X(pretend_shared, void, (unsigned bytes))                                     \
     X(pretend_threads, void, (unsigned most))                                     \
     X(submits, long, (void))                                                      \
