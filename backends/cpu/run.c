@@ -249,7 +249,7 @@ static double column_ns(const tess_launch *l, const tess_column *column, uint32_
  * fetch them, so waking is worth it later. */
 uint32_t tess_cpu_stage_workers(const tess_launch *l, uint32_t rate, uint32_t threads,
                                 uint32_t worth_ns) {
-    const double worth = 1.5 * worth_ns;
+    const double worth = 1.75 * worth_ns;
     double ns = 0;
     for (uint64_t n = 0; n < l->n_jobs && ns < worth; n++)
         ns += l->stage == TESS_STAGE_COLUMNS

@@ -85,30 +85,30 @@ static uint32_t column_workers(uint32_t n, uint16_t keys, uint32_t rows, uint32_
     return tess_cpu_stage_workers(&launch, RATE, THREADS, WORTH_NS);
 }
 
-/* 10 us for waking are worth it from 15 us on. 16 keys take 0.3 us and 1.4 us to pack, and 43 ns
+/* 10 us for waking are worth it from 17.5 us on. 16 keys take 0.3 us and 1.4 us to pack, and 43 ns
  * and 102 ns of products for each row. */
 static void test_columns_are_compared_with_waking(void **state) {
     (void)state;
-    assert_int_equal(column_workers(8, 16, 0, 0, 1, 0), 1);
-    assert_int_equal(column_workers(10, 16, 0, 0, 1, 0), THREADS);
-    assert_int_equal(column_workers(2, 16, 39, 0, 1, 0), 1);
-    assert_int_equal(column_workers(2, 16, 41, 0, 1, 0), 2);
-    assert_int_equal(column_workers(2, 16, 21, 0, 2, 0), 2); /* of two heads */
+    assert_int_equal(column_workers(10, 16, 0, 0, 1, 0), 1);
+    assert_int_equal(column_workers(11, 16, 0, 0, 1, 0), THREADS);
+    assert_int_equal(column_workers(2, 16, 48, 0, 1, 0), 1);
+    assert_int_equal(column_workers(2, 16, 50, 0, 1, 0), 2);
+    assert_int_equal(column_workers(2, 16, 25, 0, 2, 0), 2); /* of two heads */
     assert_int_equal(column_workers(2, 16, 1, 0, 1, 2), 2);  /* a row is a block */
     assert_int_equal(column_workers(2, 16, 1, TESS_CLASS_BITS, 1, 0), 2);
-    assert_int_equal(column_workers(2, 17, 20, 0, 1, 0), 2); /* as many as 32 */
+    assert_int_equal(column_workers(2, 17, 24, 0, 1, 0), 2); /* as many as 32 */
     /* Panels above the diagonal are not multiplied. */
-    assert_int_equal(column_workers(2, 64, 4, 0, 1, 0), 2);
-    assert_int_equal(column_workers(2, 64, 4, TESS_CLASS_CAUSAL, 1, 0), 1);
+    assert_int_equal(column_workers(2, 64, 7, 0, 1, 0), 2);
+    assert_int_equal(column_workers(2, 64, 7, TESS_CLASS_CAUSAL, 1, 0), 1);
 }
 
 /* A strip of 32 rows of 2 heads takes 0.3 us and 1.6 us. */
 static void test_strips_are_compared_with_waking(void **state) {
     (void)state;
     tess_launch launch = {
-        .stage = TESS_STAGE_DELTA, .n_jobs = 7, .n_heads = 2, .head_dim = DIM, .block = BLOCK};
+        .stage = TESS_STAGE_DELTA, .n_jobs = 9, .n_heads = 2, .head_dim = DIM, .block = BLOCK};
     assert_int_equal(tess_cpu_stage_workers(&launch, RATE, THREADS, WORTH_NS), 1);
-    launch.n_jobs = 8;
+    launch.n_jobs = 10;
     assert_int_equal(tess_cpu_stage_workers(&launch, RATE, THREADS, WORTH_NS), THREADS);
 }
 
