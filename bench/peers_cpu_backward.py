@@ -59,6 +59,10 @@ def beside_torch(bars, tessera, dtype, options, threads):
     title = f"gradients, {dtype}: Tessera / SDPA{without}"
     bars.report(title, rates[name] / rates["PyTorch SDPA"], BARS[dtype])
     print(f"    Tessera / its own forward, FLOP/s: {rates[name] / rates[forward]:.3f}")
+    # dQ's accumulators and two floats of each row and head, and what a thread may take beside them
+    bound = tokens * heads * (4 * head_dim + 8) + threads * (8 << 20)
+    title = f"gradients, {dtype}: workspace, {threads} threads"
+    bars.report(title, plan.info.workspace_bytes, bound, "B", at_most=True)
 
 
 def few_rows(tessera, options):
