@@ -4,7 +4,7 @@
 
     python3 bench/peers_cpu.py --library build/libtessera.so [--cores 2] [--rounds 9]
         [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512] [--beside OLD.so]
-        [--decode | --backward] [--json F]
+        [--decode | --backward [--few]] [--json F]
 
 The process is pinned to the first cores that it may use. Contestants take turns, so that all see
 the same state of the machine. Before each turn the process rests until the thread pool of the one
@@ -17,7 +17,8 @@ key) pairs, 4 * head_dim each. Needs PyTorch.
 compared with its, and may be 1 % longer.
 
 --decode times one new token instead (peers_cpu_decode.py), for which NumPy is enough;
---backward gradients (peers_cpu_backward.py), with the five products' 10 * head_dim FLOPs a pair.
+--backward gradients (peers_cpu_backward.py), with the five products' 10 * head_dim FLOPs a pair,
+and with --few those of few rows.
 The exit status is 1 if a bar is missed.
 """
 import argparse
@@ -103,6 +104,7 @@ def main():
     parser.add_argument("--beside", metavar="OLD.so", help="an older library to compare with")
     parser.add_argument("--decode", action="store_true", help="one new token instead")
     parser.add_argument("--backward", action="store_true", help="gradients instead")
+    parser.add_argument("--few", action="store_true", help="with --backward: of few rows instead")
     parser.add_argument("--json", help="write the bars to this file")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:options.cores]

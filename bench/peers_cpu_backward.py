@@ -7,7 +7,7 @@ import torch
 
 from peers_cpu import show, take_turns
 from peers_gradients import Layer
-from peers_turns import Bars, cpu_facts, write_json
+from peers_turns import Bars, cpu_facts, on_host, turns, write_json
 from tessera_ctypes import DENSE, S2, Tessera, pattern
 
 BARS = {"fp32": 1.15, "bf16": 1.3}  # over PyTorch; bf16 where there is AMX
@@ -22,6 +22,9 @@ def run(options, cores):
     torch.set_num_threads(len(cores))
     print(f"AMX: {'yes' if has_amx() else 'no'}; PyTorch {torch.__version__}")
     tessera, bars = Tessera(options.library, "cpu:0", len(cores), options.kernel), Bars()
+    if options.few:
+        few_rows(tessera, options)
+        return 0
     for dtype in options.dtypes.split(","):
         beside_torch(bars, tessera, dtype, options, len(cores))
         if options.s2_tokens:
@@ -56,6 +59,31 @@ def beside_torch(bars, tessera, dtype, options, threads):
     title = f"gradients, {dtype}: Tessera / SDPA{without}"
     bars.report(title, rates[name] / rates["PyTorch SDPA"], BARS[dtype])
     print(f"    Tessera / its own forward, FLOP/s: {rates[name] / rates[forward]:.3f}")
+    # dQ's accumulators and two floats of each row and head, and what a thread may take beside them
+    bound = tokens * heads * (4 * head_dim + 8) + threads * (8 << 20)
+    title = f"gradients, {dtype}: workspace, {threads} threads"
+    bars.report(title, plan.info.workspace_bytes, bound, "B", at_most=True)
+
+
+def few_rows(tessera, options):
+    """Short sequences, of which a call takes tens of microseconds: how often SDPA takes as long."""
+    for dtype in options.dtypes.split(","):
+        for head_dim in (32, 64, 128):
+            found = []
+            for rows in (1, 8, 16, 24, 32, 40, 48, 60, 90):
+                layer = Layer(tessera, (1, 8, 8, head_dim, rows), pattern(DENSE), dtype, "cpu")
+                q, k, v = layer.leaves()
+                o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                work = {"SDPA": layer.of_autograd(o, q, k, v), "own": layer.backward()}
+                t = turns(work, options.rounds, lambda f: on_host(f, 0.01, lambda first: 8), False)
+                found.append(statistics.median(t["SDPA"]) / statistics.median(t["own"]))
+                print(
+                    f"    {dtype}, 8 heads, head_dim {head_dim}, {rows} rows:"
+                    f" SDPA {statistics.median(t['SDPA']) * 1e6:.1f} us,"
+                    f" Tessera {statistics.median(t['own']) * 1e6:.1f}, ratio {found[-1]:.2f}",
+                    flush=True,
+                )
+            print(f"  {dtype}, head_dim {head_dim}: {min(found):.2f} to {max(found):.2f}")
 
 
 def saving(bars, tessera, dtype, options):

@@ -232,6 +232,42 @@ static tess_status check_overlaps(const tess_plan *plan, const place *at) {
     return TESS_OK;
 }
 
+/* Whether an element of a tensor lies within the workspace, which may lie between its rows. */
+static bool is_in_workspace(const tess_plan *plan, const place *at, uint32_t role,
+                            const tess_box *workspace) {
+    const uint64_t from = place_of(&at->launch->tensor[role].buffer),
+                   bytes = at->launch->bytes[role];
+    const bool keys = of_keys(role);
+    if (from >= workspace->address + workspace->row_bytes || workspace->address >= from + bytes)
+        return false;
+    for (uint32_t n = 0; n < plan->n_touched; n++) {
+        const tess_touched *part = &plan->touched[n];
+        if ((keys ? part->kv_len : part->q_len) == 0) continue;
+        const tess_box box = box_of(plan, at, role, part);
+        if (tess_boxes_meet(&box, workspace)) return true;
+    }
+    return false;
+}
+
+/* Kernels write the workspace while they read the inputs, and after they have written outputs. */
+static tess_status check_beside_workspace(const tess_plan *plan, const place *at,
+                                          const tess_buffer *w) {
+    const tess_box box = {
+        .address = place_of(w), .row_bytes = plan->memory.workspace_bytes, .count = {1, 1, 1}};
+    if (w->kind != plan->device->caps.buffer_kind || box.row_bytes == 0) return TESS_OK;
+    for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
+        const tess_buffer *buffer = &at->launch->tensor[role].buffer;
+        char text[MOST_NAME];
+        if (!tess_role_serves(role, plan->op) || at->launch->bytes[role] == 0) continue;
+        if (w->kind == TESS_BUFFER_OBJECT && w->handle != buffer->handle) continue;
+        if (is_in_workspace(plan, at, role, &box))
+            return tess_invalid(
+                "%s: workspace: must not overlap %s, and elements of the two share memory", in_run,
+                name_of(plan, at, role, text));
+    }
+    return TESS_OK;
+}
+
 /* ------------------------------------------------------------------ the cache */
 
 /* The tensor of a role; of K and V, the storage group's. NULL: pools that are not there. */
@@ -306,7 +342,8 @@ static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uin
     }
     const tess_block_table table = table_of(d);
     if (plan->pools.page) tess_block_table_take(plan, &table, storage, l);
-    return check_overlaps(plan, &at);
+    TESS_RETURN_IF_ERROR(check_overlaps(plan, &at));
+    return check_beside_workspace(plan, &at, &d->workspace);
 }
 
 /* Checks every tensor of the operation. The launch gets those of the last storage group. */

@@ -61,6 +61,10 @@ typedef struct cpu_device {
 uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
                           uint32_t threads, uint32_t worth_ns);
 
+/* The same for a stage of backward. */
+uint32_t tess_cpu_stage_workers(const tess_launch *launch, uint32_t rate, uint32_t threads,
+                                uint32_t worth_ns);
+
 /* Workers that a plan splits keys for, if a job has so many rows: 1 to CPU_PARALLEL_JOBS. */
 uint32_t tess_cpu_split_workers(const tess_kernel_key *key, uint64_t rows, uint32_t rate);
 

@@ -223,34 +223,44 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
         tess_cpu_pool_run(d->pool, do_merges, w, at_most(n_merges, d->threads));
 }
 
-/* The same for a stage of backward. A strip reads O and dO of its rows, or dQ's accumulators. A
- * column takes about as long for a few keys as for a panel, and for a few rows as for a group. */
-static uint32_t stage_workers(const tess_launch *l, uint32_t rate, uint32_t threads,
-                              uint32_t worth_ns) {
-    enum { PANEL_KEYS = 32, GROUP_ROWS = 16 };
+/* What a column takes, in nanoseconds: products of its keys with the rows that may keep them, at
+ * twice the rate that is told of a slow core, and packing and storing its keys and rows. */
+static double column_ns(const tess_launch *l, const tess_column *column, uint32_t rate) {
+    enum { HALF_PANEL = 16, PANEL = 32, ELEMENTS_PER_NS = 3 };
     const tess_tables *tables = l->tables;
-    double ns = (double)l->n_jobs * JOB_NS;
-    for (uint64_t n = 0; n < l->n_jobs && ns < worth_ns; n++) {
-        if (l->stage != TESS_STAGE_COLUMNS) {
-            ns += 8.0 * CPU_STRIP_ROWS * l->n_heads * l->head_dim / BYTES_PER_NS;
-            continue;
-        }
-        const tess_column *column = &tables->columns[l->first_job + n];
-        double rows = 0;
-        for (uint32_t g = 0; g < column->segments; g++) {
-            const tess_segment *segment = &tables->segments[column->segment + g];
-            const uint32_t blocks =
-                segment->step || tables->classes[segment->cls].flags & TESS_CLASS_BITS;
-            rows += ((double)segment->rows * (blocks ? l->block : 1) + GROUP_ROWS) * segment->heads;
-        }
-        ns += 10.0 * (rows + GROUP_ROWS) * (column->keys + PANEL_KEYS) * l->head_dim / rate;
+    const double keys = (column->keys + HALF_PANEL - 1) / HALF_PANEL * HALF_PANEL;
+    double rows = 0, pairs = 0;
+    for (uint32_t g = 0; g < column->segments; g++) {
+        const tess_segment *segment = &tables->segments[column->segment + g];
+        const uint32_t flags = tables->classes[segment->cls].flags,
+                       blocks = segment->step || flags & TESS_CLASS_BITS;
+        const double own = (double)segment->rows * (blocks ? l->block : 1);
+        pairs += own * keys * segment->heads;
+        if (flags & TESS_CLASS_CAUSAL && keys > PANEL) /* panels above the diagonal */
+            pairs -= (own < keys ? own : keys) * (keys - PANEL) / 2 * segment->heads;
+        rows += own * segment->heads;
     }
-    return ns < worth_ns ? 1 : at_most(l->n_jobs, threads);
+    return JOB_NS + 10.0 * pairs * l->head_dim / (2.0 * rate) +
+           (2 * keys + rows) * l->head_dim / ELEMENTS_PER_NS;
+}
+
+/* The same for a stage of backward. A strip reads O and dO of its rows, or dQ's accumulators. The
+ * tensors of so small a run lie in the caches of its caller's core, from where the others have to
+ * fetch them, so waking is worth it later. */
+uint32_t tess_cpu_stage_workers(const tess_launch *l, uint32_t rate, uint32_t threads,
+                                uint32_t worth_ns) {
+    const double worth = 1.75 * worth_ns;
+    double ns = 0;
+    for (uint64_t n = 0; n < l->n_jobs && ns < worth; n++)
+        ns += l->stage == TESS_STAGE_COLUMNS
+                  ? column_ns(l, &l->tables->columns[l->first_job + n], rate)
+                  : JOB_NS + 8.0 * CPU_STRIP_ROWS * l->n_heads * l->head_dim / BYTES_PER_NS;
+    return ns < worth ? 1 : at_most(l->n_jobs, threads);
 }
 
 static void run_stage(const cpu_device *d, const tess_launch *launch, work *w) {
     const uint32_t workers =
-        stage_workers(launch, w->row->rate, d->threads, tess_cpu_pool_worth(d->pool));
+        tess_cpu_stage_workers(launch, w->row->rate, d->threads, tess_cpu_pool_worth(d->pool));
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     w->takes_turns = launch->stage == TESS_STAGE_COLUMNS && workers > 1 &&
                      launch->tensor[TESS_ROLE_D_Q].buffer.kind != TESS_BUFFER_NONE;

@@ -743,7 +743,7 @@ TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tes
  * lse:            float32, natural logarithm; -inf for rows without keys.
  * step:           a step that tess_prepare wrote for this plan, earlier on the stream.
  * workspace:      at least workspace_bytes after its offset, aligned to workspace_align. Its
- *                 contents do not matter and are not kept.
+ *                 contents do not matter and are not kept. No element of a tensor lies within it.
  * first_job, job_count:
  *                 a range of jobs. Ranges of one run share a workspace and are given in order.
  * device_seconds: gets the device's own time for this call, and makes the call wait for it.

@@ -51,6 +51,7 @@
     X(gradients, test_gradient_threads, 0, "gradients: 1, 2 and 5 threads")                    \
     X(gradients, test_gradient_ranges, 0, "gradients: ranges of jobs")                         \
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
+    X(gradients, test_gradients_padded, 0, "gradients of a padded batch")                      \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
     X(gradients, test_gradients_large, 0, "gradients of tensors that fit no cache")            \
     X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \

@@ -457,6 +457,17 @@ static void test_overlaps(void **state) {
             assert_non_null(strstr(tess_last_error(), "overlap"));
             fill(plan);
         }
+    /* The workspace lies apart from all of them, or between rows. */
+    for (size_t n = 0; n < TENSORS; n++) {
+        run.workspace = tensor(n)->buffer;
+        refused(TESS_ERROR_INVALID, "workspace");
+    }
+    run.d_q.stride_batch += 64 * (int64_t)plan->memory.workspace_bytes;
+    run.d_q.buffer.size = 0;
+    run.workspace = run.d_q.buffer;
+    run.workspace.offset += (uint64_t)ROWS * HEADS * DIM * 2 / 64 * 64 + 64;
+    launched();
+    fill(plan);
     /* all three alternate in one buffer, with as many rows as keys */
     tess_plan_desc d = plan_desc();
     d.kv_len = ROWS;

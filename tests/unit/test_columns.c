@@ -238,6 +238,37 @@ static void test_block_sizes(void **state) {
 
 /* ------------------------------------------------------------------ known columns */
 
+/* How many columns follow one of the same kv head with as many rows, `most` or fewer. Each of them
+ * has lower keys than the one before it. */
+static uint64_t downward(const instance *c, uint64_t most) {
+    uint64_t found = 0;
+    for (uint64_t n = 1; n < c->columns.n_columns; n++) {
+        const tess_column *b = &c->out[n], *a = b - 1;
+        if (a->kv_head != b->kv_head || cost(c, a) != cost(c, b) || cost(c, b) > most) continue;
+        if (a->key <= b->key) FAIL(&c->b, "column %llu goes up", (unsigned long long)n);
+        found++;
+    }
+    return found;
+}
+
+/* Where a kernel adds in the order of columns, those of near rows must not wait for each other. */
+static void test_near_columns_go_downward(void **state) {
+    (void)state;
+    instance c;
+    known(&c, s2_pattern(64, 8, 16, 0), 2, 2, 16384, false, 0);
+    assert_true(downward(&c, 10 * 64) > 2 * 100);
+    instance_free(&c);
+    known(&c,
+          (tess_pattern){.struct_size = sizeof(tess_pattern),
+                         .kind = TESS_PATTERN_WINDOW,
+                         .block = 64,
+                         .left = 500,
+                         .right = 0},
+          2, 2, 16384, false, 0);
+    assert_true(downward(&c, 128 + 500) > 2 * 100);
+    instance_free(&c);
+}
+
 /* Blocks of 64 in columns of 128 keys: two strided blocks a stride apart, whose rows before the
  * second one read the first alone, and two neighbours, of which the rows in between are masked. */
 static void test_known_columns(void **state) {
@@ -377,7 +408,7 @@ static void test_failing_memory(void **state) {
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
                              TEST(test_repeated_columns), TEST(test_pieces), TEST(test_block_sizes),
-                             TEST(test_known_columns), TEST(test_known_groups),
-                             TEST(test_order_in_batches), TEST(test_too_many_columns),
-                             TEST(test_failing_memory));
+                             TEST(test_known_columns), TEST(test_near_columns_go_downward),
+                             TEST(test_known_groups), TEST(test_order_in_batches),
+                             TEST(test_too_many_columns), TEST(test_failing_memory));
 }

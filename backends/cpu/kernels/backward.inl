@@ -12,10 +12,10 @@
 
 #include "turns.h"
 
-/* Keys of a column: their operands and sums stay in the second-level cache. */
-#ifndef LANES
-#define LANES 256
-#endif
+/* Keys of a column: their operands and sums stay in the second-level cache. The more there are, the
+ * fewer times rows and their sums come from memory, which products of tiles wait for. Processors
+ * with tiles have twice as much of that cache as others. */
+#define LANES (TILES ? 512 : 256)
 
 uint32_t KERNEL(backward_lanes)(int32_t head_dim) { return head_dim <= 128 ? LANES : LANES / 2; }
 
@@ -84,7 +84,7 @@ typedef struct backward {
     const tess_column *column;
     const tess_segment *segment;
     lane_bounds bounds;
-    panel_keys common[LANES / PANEL];
+    panel_keys common[LANES / PANEL], upper[LANES / PANEL]; /* of all lanes; of the upper half */
     cpu_span span[LANES / PANEL];
     item_run run[CHUNK];
     int32_t items, n_runs;
@@ -213,10 +213,10 @@ static void place_keys(backward *b) {
     }
 }
 
-static panel_keys common_of(const backward *b, int32_t first) {
+static panel_keys common_of(const backward *b, int32_t first, int32_t end) {
     const lane_bounds *at = &b->bounds;
     panel_keys x = {0, 1, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
-    for (int32_t k = first; k < first + PANEL; k++) {
+    for (int32_t k = first; k < end; k++) {
         if (at->low[k] > at->high[k]) {
             x.all = 0;
             continue;
@@ -258,12 +258,12 @@ static cpu_span span_of(const backward *b, const panel_keys *x) {
 
 /* Sets the scores of masked pairs to -inf, and dP to 0: V of a key that no row reads may hold
  * anything. */
-static void mask_items(const backward *b, int32_t first_key, const cpu_span *span) {
+static void mask_items(const backward *b, int32_t first_key, int32_t lanes, const cpu_span *span) {
     for (int32_t n = 0; n < b->n_runs; n++) {
         const item_run *run = &b->run[n];
         const int32_t from = run->at > span->first ? run->at : span->first,
                       to = run->at + run->count < span->end ? run->at + run->count : span->end;
-        for (int32_t lane = 0; lane < PANEL && from < to; lane += VL) {
+        for (int32_t lane = 0; lane < lanes && from < to; lane += VL) {
             const int32_t k = first_key + lane;
             const vi low = *(const vi *)(b->bounds.low + k),
                      high = *(const vi *)(b->bounds.high + k);
@@ -283,11 +283,12 @@ static void mask_items(const backward *b, int32_t first_key, const cpu_span *spa
 
 /* Replaces S by P and dP by dS, in pairs of items if the products take pairs. If dQ is wanted, dS
  * is also stored beside that of other keys. */
-INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, const int wants_ds,
-                      const int wants_dq) {
+INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, int32_t lanes,
+                      const int wants_ds, const int wants_dq) {
     const vf scale = vset(b->t.scale_log2);
     for (int32_t i = from; i < to; i += 1 + PAIRS) UNROLL
     for (int v = 0; v < NV; v++) {
+        if (v * VL >= lanes) break;
         vf p[1 + PAIRS], ds[1 + PAIRS];
         UNROLL
         for (int n = 0; n < 1 + PAIRS; n++) {
@@ -309,32 +310,57 @@ INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, 
     }
 }
 
-/* Multiplies a panel of keys with the gathered rows: all products but that of dQ. */
-static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, int d_q) {
+/* Multiplies some lanes of a panel of keys with the items of `span`: all products but that of dQ.
+ */
+static void multiply_items(backward *b, int32_t key, int32_t lanes, const cpu_span *span, int d_q) {
     const task *t = &b->t;
     const job_memory *m = &t->m;
     const int d_k = is_wanted(t->launch, TESS_ROLE_D_K), d_v = is_wanted(t->launch, TESS_ROLE_D_V);
     const int32_t padded = round_up(span->end, GROUP),
                   end = round_up(span->end, TILES ? GROUP : 1 + PAIRS);
     score_items(b->at.y[FIRST], (size_t)m->k_pitch, b->at.x[FIRST] + (size_t)key * m->q_words,
-                m->words, span->first, span->end, b->at.s, b);
+                m->words, span->first, span->end, b->at.s, lanes, b);
     if (d_k || d_q)
         score_items(b->at.y[SECOND], (size_t)m->k_pitch, b->at.x[SECOND] + (size_t)key * m->q_words,
-                    m->words, span->first, span->end, b->at.dp, b);
-    if (span->masked) mask_items(b, key, span);
+                    m->words, span->first, span->end, b->at.dp, lanes, b);
+    if (span->masked) mask_items(b, key, lanes, span);
     pad_scores(b, span->end);
     if (d_q)
-        key_pairs(b, key, span->first, padded, 1, 1);
+        key_pairs(b, key, span->first, padded, lanes, 1, 1);
     else if (d_k)
-        key_pairs(b, key, span->first, padded, 1, 0);
+        key_pairs(b, key, span->first, padded, lanes, 1, 0);
     else
-        key_pairs(b, key, span->first, padded, 0, 0);
+        key_pairs(b, key, span->first, padded, lanes, 0, 0);
     if (d_k)
         sum_items(b->at.columns[FIRST], b->at.dp, span->first, end, t->head_dim,
-                  b->at.sums[FIRST] + (size_t)key * m->o_elements, b);
+                  b->at.sums[FIRST] + (size_t)key * m->o_elements, lanes, b);
     if (d_v)
         sum_items(b->at.columns[SECOND], b->at.s, span->first, end, t->head_dim,
-                  b->at.sums[SECOND] + (size_t)key * m->o_elements, b);
+                  b->at.sums[SECOND] + (size_t)key * m->o_elements, lanes, b);
+}
+
+/* Clears dS of `keys` keys from `key` on, and of the items [from, to). */
+static void clear_ds(const backward *b, int32_t key, int32_t keys, int32_t from, int32_t to) {
+    for (int32_t i = from; i < to; i++)
+        memset(b->at.ds + (size_t)i * b->ds_pitch + WORD_OF(key), 0,
+               (size_t)WORD_OF(keys) * sizeof(float));
+}
+
+/* The same for all lanes of the panel that hold keys. On the diagonal, the first items keep keys of
+ * its lower half alone. */
+static void multiply_panel(backward *b, int32_t key, const cpu_span *span, int d_q) {
+    const int32_t lanes = panel_lanes(key, b->column->keys), half = HALF * VL;
+    cpu_span rest = *span;
+    if (!TILES && span->masked && lanes > half) {
+        const cpu_span upper = span_of(b, &b->upper[key / PANEL]);
+        if (upper.end == span->end && upper.first > span->first) {
+            const cpu_span lower = {span->first, upper.first, 1};
+            multiply_items(b, key, half, &lower, d_q);
+            if (d_q) clear_ds(b, key + half, lanes - half, lower.first, lower.end);
+            rest.first = upper.first;
+        }
+    }
+    multiply_items(b, key, lanes, &rest, d_q);
 }
 
 /* Spreads what the chunk prefetches over the steps of its products. */
@@ -346,13 +372,6 @@ static void spread_prefetches(backward *b, int32_t keys, const cpu_span *items) 
     ahead->items = is_wanted(b->t.launch, TESS_ROLE_D_Q) ? b->items : 0;
     ahead->n_rows = ahead->n_items = 0;
     ahead->at_once = (ahead->rows + ahead->items + ahead->keys - ahead->n_keys + steps - 1) / steps;
-}
-
-/* Clears dS of items that keep none of the panel's keys. */
-static void clear_ds(const backward *b, int32_t key, int32_t from, int32_t to) {
-    for (int32_t i = from; i < to; i++)
-        memset(b->at.ds + (size_t)i * b->ds_pitch + WORD_OF(key), 0,
-               WORD_OF(PANEL) * sizeof(float));
 }
 
 /* Makes dQ of rows NaN that keep a key with an element that is not finite. Other rows have dS = 0
@@ -385,16 +404,48 @@ INLINE void add_row(const backward *b, int32_t i, float *sums, const int adds) {
     }
 }
 
-/* Adds dS K of the keys [first_key, end_key) to the accumulators of the items. */
-static void add_rows(backward *b, uint64_t end, int32_t first_key, int32_t end_key,
-                     const cpu_span *items) {
-    const job_memory *m = &b->t.m;
+/* Multiplies dS of the items [from, to) with K of the keys [first_key, end_key). */
+static void multiply_ds(backward *b, int32_t first_key, int32_t end_key, int32_t from, int32_t to) {
     const int32_t first_word = WORD_OF(first_key), words = WORD_OF(end_key) - first_word,
                   all_words = WORD_OF(b->lanes);
-    for (int32_t d = 0; d < m->o_elements; d += PANEL)
+    for (int32_t d = 0; d < b->t.m.o_elements; d += PANEL)
         score_items(b->at.ds + first_word, (size_t)b->ds_pitch,
-                    b->at.keys + (size_t)d * all_words + (size_t)first_word * PANEL, words,
-                    items->first, items->end, b->at.dq + (size_t)d * CHUNK, b);
+                    b->at.keys + (size_t)d * all_words + (size_t)first_word * PANEL, words, from,
+                    to, b->at.dq + (size_t)d * CHUNK, PANEL, b);
+}
+
+/* The panels of keys that some of the GROUP items from `item` on keep, [*first, *end). */
+static void panels_of(const backward *b, int32_t item, int32_t *first, int32_t *end) {
+    *first = b->lanes / PANEL;
+    *end = 0;
+    for (int32_t n = 0; n < b->lanes / PANEL; n++) {
+        const cpu_span *span = &b->span[n];
+        if (span->end <= item || span->first >= item + GROUP) continue;
+        if (*first > n) *first = n;
+        *end = n + 1;
+    }
+}
+
+/* The product for dQ: of each item with the panels between the first and the last that it keeps. */
+static void multiply_kept_ds(backward *b, const cpu_span *items) {
+    const int32_t keys = b->column->keys, all = round_up(items->end, GROUP);
+    for (int32_t from = items->first, to; from < all; from = to) {
+        int32_t first, end, next_first, next_end;
+        panels_of(b, from, &first, &end);
+        for (to = from + GROUP; to < all; to += GROUP) {
+            panels_of(b, to, &next_first, &next_end);
+            if (next_first != first || next_end != end) break;
+        }
+        const int32_t last = (end - 1) * PANEL;
+        multiply_ds(b, first * PANEL, end > 0 ? last + panel_lanes(last, keys) : first * PANEL,
+                    from, to);
+    }
+}
+
+/* Adds dS K to the accumulators of the items. */
+static void add_rows(backward *b, uint64_t end, int32_t first_key, int32_t end_key,
+                     const cpu_span *items) {
+    multiply_kept_ds(b, items);
     if (b->n_infinite) spoil_rows(b, first_key, end_key, items);
     if (b->turn) tess_cpu_turn_wait(b->turn, end);
     for (int32_t i = items->first; i < items->end; i++) {
@@ -424,23 +475,23 @@ static void column_chunk(backward *b, uint64_t end) {
         const cpu_span span = b->span[key / PANEL] = span_of(b, &b->common[key / PANEL]);
         if (span.end == 0) continue;
         if (first_key > key) first_key = key;
-        end_key = key + PANEL;
+        end_key = key + panel_lanes(key, b->column->keys);
         if (span.first < items.first) items.first = span.first;
         if (span.end > items.end) items.end = span.end;
     }
     if (end_key > 0) {
         pack_items(b, FIRST, d_k);
         pack_items(b, SECOND, is_wanted(l, TESS_ROLE_D_V));
-        spread_prefetches(b, end_key - first_key, &items);
+        spread_prefetches(b, round_up(end_key - first_key, PANEL), &items);
     }
     for (int32_t key = first_key; key < end_key; key += PANEL) {
         const cpu_span *span = &b->span[key / PANEL];
         const int32_t padded = round_up(span->end, GROUP), all = round_up(items.end, GROUP);
         if (d_q) {
-            clear_ds(b, key, items.first, span->end ? span->first : items.first);
-            clear_ds(b, key, span->end ? padded : items.first, all);
+            clear_ds(b, key, PANEL, items.first, span->end ? span->first : items.first);
+            clear_ds(b, key, PANEL, span->end ? padded : items.first, all);
         }
-        if (span->end) panel_chunk_of_rows(b, key, span, d_q);
+        if (span->end) multiply_panel(b, key, span, d_q);
     }
     if (d_q && end_key > 0) add_rows(b, end, first_key, end_key, &items);
     b->items = b->n_runs = b->packed = 0;
@@ -554,8 +605,10 @@ static void column_job(backward *b, const tess_column *column) {
         t->cls = &l->tables->classes[b->segment->cls];
         b->later = first_of_segments(b, n + 1);
         place_keys(b);
-        for (int32_t key = 0; key < b->lanes; key += PANEL)
-            b->common[key / PANEL] = common_of(b, key);
+        for (int32_t key = 0; key < b->lanes; key += PANEL) {
+            b->common[key / PANEL] = common_of(b, key, key + PANEL);
+            if (!TILES) b->upper[key / PANEL] = common_of(b, key + HALF * VL, key + PANEL);
+        }
         for (uint32_t head = 0; head < b->segment->heads; head++) {
             b->is_last = n + 1 == column->segments && head + 1 == b->segment->heads;
             segment_rows(b, b->segment->head + head);

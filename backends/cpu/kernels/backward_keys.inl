@@ -60,13 +60,13 @@ INLINE void prefetch_listed(row_list *list, int32_t count, const int write) {
 /* ------------------------------------------------------------------ K and V */
 
 /* Transposes rows into a panel. With `negate` and a negative scale, they are negated. */
-static void pack_lanes(const backward *b, const char *const *rows, int negate, row_list *ahead,
-                       float *x) {
+static void pack_lanes(const backward *b, const char *const *rows, int32_t lanes, int negate,
+                       row_list *ahead, float *x) {
     const job_memory *m = &b->t.m;
     const int32_t words = WORD_OF(b->t.head_dim), padded = round_up(m->words, VL);
     const int in_place = (PAIRS || b->t.launch->dtype == TESS_F32) && words == padded;
     const vi sign = viset(!negate ? 0 : PAIRS ? (int32_t)0x80008000 : INT32_MIN);
-    for (int32_t lane = 0; lane < PANEL; lane += VL) {
+    for (int32_t lane = 0; lane < lanes; lane += VL) {
         const char *source[VL];
         for (int32_t i = 0; i < VL; i++) {
             float *row = m->rows + (size_t)i * padded;
@@ -112,19 +112,20 @@ static void pack_keys_of_column(backward *b) {
     row_list v = {.bytes = b->t.head_dim * (int64_t)t->esize}, next = v;
     find_panel(b, TESS_ROLE_K, 0, t->esize, zero, k);
     for (int32_t key = 0; key < b->lanes; key += PANEL) {
+        const int32_t lanes = panel_lanes(key, b->column->keys);
         find_panel(b, TESS_ROLE_V, key, t->esize, zero, v.row);
         v.next = 0;
-        pack_lanes(b, (const char *const *)k, l->scale < 0, &v,
+        pack_lanes(b, (const char *const *)k, lanes, l->scale < 0, &v,
                    b->at.x[FIRST] + (size_t)key * t->m.q_words);
         if (is_wanted(l, TESS_ROLE_D_Q)) {
             find_infinite(b, key, b->column->keys - key, zero, k);
-            pack_pairs_of_keys(&t->m, l->dtype, t->head_dim, (const char *const *)k,
+            pack_pairs_of_keys(&t->m, l->dtype, t->head_dim, (const char *const *)k, lanes,
                                b->at.keys + (size_t)WORD_OF(key) * PANEL,
                                (size_t)WORD_OF(b->lanes) * PANEL);
         }
         find_panel(b, TESS_ROLE_K, key + PANEL, t->esize, zero, next.row);
         next.next = 0;
-        pack_lanes(b, (const char *const *)v.row, 0, &next,
+        pack_lanes(b, (const char *const *)v.row, lanes, 0, &next,
                    b->at.x[SECOND] + (size_t)key * t->m.q_words);
         memcpy(k, next.row, sizeof k);
     }
@@ -163,11 +164,11 @@ static void store_pairs(const backward *b, const float *sums, float factor, char
 #endif
 
 /* Transposes the sums of a panel back, multiplies them, and stores the rows that are not NULL. */
-static void store_lanes(const backward *b, const float *sums, float factor, char *const *out,
-                        row_list *ahead) {
+static void store_lanes(const backward *b, const float *sums, int32_t lanes, float factor,
+                        char *const *out, row_list *ahead) {
     const task *t = &b->t;
     const int32_t padded = round_up(t->head_dim, VL);
-    for (int32_t lane = 0; lane < PANEL; lane += VL) {
+    for (int32_t lane = 0; lane < lanes; lane += VL) {
 #if PAIRS
         if (!(t->launch->gradients & (TESS_PLAN_DKV_F32 | TESS_PLAN_DKV_ADD))) {
             store_pairs(b, sums + lane, factor, out + lane, ahead);
@@ -206,7 +207,8 @@ static void finish_keys(const backward *b) {
             find_panel(b, roles[n], key + PANEL, size, NULL, next.row);
             next.next = far ? 0 : PANEL;
             store_lanes(b, b->at.sums[n] + (size_t)key * b->t.m.o_elements,
-                        n == FIRST ? l->scale : 1.0f, now.row, &next);
+                        panel_lanes(key, b->column->keys), n == FIRST ? l->scale : 1.0f, now.row,
+                        &next);
         }
     }
     if (b->streams) vstream_end();

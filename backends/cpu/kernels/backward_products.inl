@@ -10,6 +10,17 @@
 /* Stands for a missing row. */
 static const char zero_row[256 * sizeof(float)];
 
+/* Where a panel has no more keys than half of its lanes, products take half of its vectors. Tiles
+ * are not halved. */
+enum { HALF = NV > 1 ? NV / 2 : 1 };
+_Static_assert(WORD_OF(HALF *VL) % 4 == 0, "the first product takes four words at a time");
+
+/* The lanes of the panel at `key` that are packed, multiplied and stored, of a column with so many
+ * keys. */
+INLINE int32_t panel_lanes(int32_t key, int32_t keys) {
+    return TILES || keys - key > HALF * VL ? PANEL : HALF * VL;
+}
+
 /* Words from one item to the next in dS of all lanes. The padding keeps the rows of a register
  * block out of each other's cache sets. */
 INLINE size_t ds_pitch(size_t lanes) { return WORD_OF(lanes) + 16; }
@@ -29,10 +40,11 @@ INLINE void store_operands(float *out, vf x) {
 /* The rows of a panel of keys as the right operand of dQ's product. `apart`: floats from one panel
  * of elements to the next. */
 static void pack_pairs_of_keys(const job_memory *m, uint32_t dtype, int32_t head_dim,
-                               const char *const *rows, float *packed, size_t apart) {
+                               const char *const *rows, int32_t lanes, float *packed,
+                               size_t apart) {
     float *row = m->rows;
     memset(row + head_dim, 0, (size_t)(m->o_elements - head_dim) * sizeof(float));
-    for (int32_t i = 0; i < PANEL; i += 1 + PAIRS) {
+    for (int32_t i = 0; i < lanes; i += 1 + PAIRS) {
 #if PAIRS
         (void)dtype;
         for (int32_t d = 0; d < head_dim; d += 8) {
@@ -128,7 +140,8 @@ INLINE void sum_tiles(const float *w, const float *p, int32_t from, int32_t to, 
 }
 
 static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
-                        int32_t to, float *s, backward *b) {
+                        int32_t to, float *s, int32_t lanes, backward *b) {
+    (void)lanes;
     for (int32_t i = from; i < to; i += GROUP) {
         score_tiles(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL);
         prefetch_few(b);
@@ -136,7 +149,8 @@ static void score_items(const float *y, size_t pitch, const float *x, int32_t wo
 }
 
 static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
-                      float *sums, backward *b) {
+                      float *sums, int32_t lanes, backward *b) {
+    (void)lanes;
     for (int32_t d = 0; d < head_dim; d += SUM_ELEMENTS) {
         sum_tiles(w + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, p, from, to,
                   sums + (size_t)d * PANEL);
@@ -171,23 +185,39 @@ static void pack_columns(const job_memory *m, int32_t head_dim, const char *cons
 #endif
 }
 
-static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
-                        int32_t to, float *s, backward *b) {
+INLINE void score_groups(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
+                         int32_t to, float *s, backward *b, const int nv) {
     vf most[NV];
     for (int v = 0; v < NV; v++) most[v] = vset(0.0f);
     for (int32_t i = from; i < to; i += GROUP) {
-        score_block(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL, most, NV);
+        score_block(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL, most, nv);
+        prefetch_few(b);
+    }
+}
+
+static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
+                        int32_t to, float *s, int32_t lanes, backward *b) {
+    if (lanes > HALF * VL)
+        score_groups(y, pitch, x, words, from, to, s, b, NV);
+    else
+        score_groups(y, pitch, x, words, from, to, s, b, HALF);
+}
+
+INLINE void sum_blocks(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
+                       float *sums, backward *b, const int nv) {
+    const int32_t first = WORD_OF(from), words = WORD_OF(to) - first;
+    for (int32_t d = 0; d < head_dim; d += SUM_ELEMENTS) {
+        value_block(w + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, DB,
+                    p + (size_t)first * PANEL, words, sums + (size_t)d * PANEL, nv);
         prefetch_few(b);
     }
 }
 
 static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
-                      float *sums, backward *b) {
-    const int32_t first = WORD_OF(from), words = WORD_OF(to) - first;
-    for (int32_t d = 0; d < head_dim; d += SUM_ELEMENTS) {
-        value_block(w + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, DB,
-                    p + (size_t)first * PANEL, words, sums + (size_t)d * PANEL, NV);
-        prefetch_few(b);
-    }
+                      float *sums, int32_t lanes, backward *b) {
+    if (lanes > HALF * VL)
+        sum_blocks(w, p, from, to, head_dim, sums, b, NV);
+    else
+        sum_blocks(w, p, from, to, head_dim, sums, b, HALF);
 }
 #endif

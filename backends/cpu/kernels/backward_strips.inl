@@ -70,9 +70,27 @@ INLINE void prefetch_strip_row(const tess_launch *l, const tess_strip *strip, ui
                    l->head_dim * size, write);
 }
 
+/* The sum of all lanes, added in pairs. */
+INLINE float sum_lanes(vf x) {
+#if VL == 16
+    x = vfold(x, x, 8);
+#endif
+#if VL >= 8
+    x = vfold(x, x, 4);
+#endif
+    x = vfold(x, x, 2);
+    x = vfold(x, x, 1);
+    return x[0];
+}
+
 static float dot_rows(uint32_t dtype, const void *a, const void *b, int32_t n, float *room) {
     float *other = room + round_up(n, VL);
     vf sum = vset(0.0f);
+    if (dtype == TESS_F32 && n % VL == 0) {
+        for (int32_t i = 0; i < n; i += VL)
+            sum += vload_any((const float *)a + i) * vload_any((const float *)b + i);
+        return sum_lanes(sum);
+    }
     if (n % VL) {
         memset(room + n - n % VL, 0, VL * sizeof(float));
         memset(other + n - n % VL, 0, VL * sizeof(float));
@@ -80,9 +98,7 @@ static float dot_rows(uint32_t dtype, const void *a, const void *b, int32_t n, f
     load_row(dtype, a, n, room);
     load_row(dtype, b, n, other);
     for (int32_t i = 0; i < n; i += VL) sum += vload(room + i) * vload(other + i);
-    double total = 0;
-    for (int i = 0; i < VL; i++) total += sum[i];
-    return (float)total;
+    return sum_lanes(sum);
 }
 
 static void strip_row(backward *b, const tess_sequence *s, int64_t row, uint32_t head,
