@@ -387,6 +387,12 @@ class Compare(command.CommandTest):
             with open(self.path("bad.json"), "w", encoding="utf-8") as file:
                 file.write(text)
             self.refuse(1, "bad.json", "compare", self.path("bad.json"))
+        for text, place in (("", "byte 0 of 0 on"),
+                            (whole.replace("0.00024", "NaN", 1),
+                             f"byte {whole.index('0.00024')} of {len(whole) - 4} on")):
+            with open(self.path("bad.json"), "w", encoding="utf-8") as file:
+                file.write(text)
+            self.refuse(1, ("bad.json: not JSON from " + place,), "compare", self.path("bad.json"))
 
     def test_large(self):
         root = one_device()
