@@ -178,6 +178,9 @@ int run_suite(const run_options *options, bench_report *report) {
     for (int i = 0; i < report->n_devices; i++) {
         ceilings_identify(&report->devices[i]);
         sensors_find(&report->devices[i]);
+        if (options->energy > 0 && !report->devices[i].energy[0])
+            fprintf(stderr, "tessera bench: --energy: %s has no counter that can be read\n",
+                    report->devices[i].id);
     }
     clock_catch_interrupt();
     progress_begin(&s.bar, count_points(options) * report->n_devices, options->budget);
