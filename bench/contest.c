@@ -14,6 +14,7 @@
 #include "measure.h"
 #include "options.h"
 #include "sensors.h"
+#include "text.h"
 
 enum { MIN_ROUNDS = 3, GOOD_ROUNDS = 7, MOST_RUNS = 64 };
 static const double GPU_WARM_UP = 0.1, CPU_WARM_UP = 0.03;
@@ -46,6 +47,11 @@ static double sample(contestant *c) {
     for (int i = 0; i < c->at_once; i++) sum += measure_run(&c->x);
     c->result.runs += c->at_once;
     return sum / c->at_once;
+}
+
+/* What the first sample took. */
+static double sample_seconds(const contestant *c) {
+    return c->result.samples[0] * (c->turns ? (double)c->turns * c->x.n_layers : c->at_once);
 }
 
 /* How fast a GPU is while it warms up: its clock, or where that cannot be read, rounds a second. */
@@ -116,6 +122,30 @@ static int goes_on(contestant *const *all, int n, int round, double elapsed, dou
     return round < GOOD_ROUNDS || any_noisy(all, n);
 }
 
+/* Runs may take longer than foretold. Where those of the first round show that the fewest rounds
+ * would not fit, the slowest leave. */
+static void keep_to(contestant *const *all, int n, double most, double elapsed) {
+    for (;;) {
+        contestant *slowest = NULL;
+        double sum = 0;
+        char run[TEXT_SIZE], left[TEXT_SIZE], why[128];
+        for (int i = 0; i < n; i++) {
+            if (!is_in(all[i])) continue;
+            sum += sample_seconds(all[i]);
+            if (!slowest || sample_seconds(all[i]) > sample_seconds(slowest)) slowest = all[i];
+        }
+        if (!slowest || (MIN_ROUNDS - 1) * sum <= most - elapsed) return;
+        bench_result *r = &slowest->result;
+        r->need_seconds = MIN_ROUNDS * sample_seconds(slowest);
+        r->estimate_seconds = r->samples[0];
+        snprintf(why, sizeof why, "a run takes %s, %s are left for it",
+                 text_seconds(run, sizeof run, r->samples[0]),
+                 text_seconds(left, sizeof left, fmax(most - elapsed, 0)));
+        r->n_samples = 0;
+        lose(slowest, BENCH_SLOW, why);
+    }
+}
+
 /* Joules of a run, over half a second or more: counters of energy move a few times a second. */
 static void measure_energy(contestant *c, const bench_device *d, double seconds) {
     const double start = clock_now(), before = sensors_joules(d);
@@ -133,7 +163,8 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
     warm_up(all, n, d);
     const bench_sensors before = sensors_read(d);
     const double start = clock_now();
-    for (int round = 0; goes_on(all, n, round, clock_now() - start, limits->seconds * n); round++)
+    for (int round = 0; goes_on(all, n, round, clock_now() - start, limits->seconds * n); round++) {
+        if (round == 1 && limits->most > 0) keep_to(all, n, limits->most, clock_now() - start);
         for (int i = 0; i < n; i++) {
             contestant *c = all[i];
             if (!is_in(c)) continue;
@@ -147,6 +178,7 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
             else
                 c->result.samples[c->result.n_samples++] = t;
         }
+    }
     const bench_sensors after = sensors_read(d);
     for (int i = 0; i < n; i++) {
         contestant *c = all[i];

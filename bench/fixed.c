@@ -16,6 +16,8 @@
 
 /* What one line may take of the time that is left. */
 static const double MOST_OF_REST = 0.25;
+/* What a group may take of it that turns out to be slower than foretold. */
+static const double MOST_MISTAKEN = 0.5;
 /* Seconds of a contestant's rounds: a GPU has as many as are kept after that. */
 static const double GPU_SECONDS = 0.12, CPU_SECONDS = 0.6;
 
@@ -102,6 +104,8 @@ static int run_group(fixed *x, int first) {
     const double rest = session_rest(s), part = fmax(rest, 0) / (x->left + n + 1),
                  most = strcmp(s->report->devices[s->index].kind, "gpu") == 0 ? GPU_SECONDS
                                                                               : CPU_SECONDS;
+    /* What was foretold wrongly must not take the time of all others. */
+    s->most = fmax(x->again ? rest : rest * MOST_MISTAKEN, 1);
     status = session_measure(s, entries, n, 0, fmin(fmax(part / 4, 0.05), most),
                              fmin(fmax(part / 10, 0.02), 0.3));
     for (int i = 0; i < n; i++) session_tell(s, entries[i].family, entries[i].line);
@@ -140,6 +144,7 @@ int run_fixed(session *s) {
                 x.left++;
             }
     }
+    s->most = 0;
     free(x.twins);
     free(x.done);
     free(x.needs);

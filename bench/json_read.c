@@ -382,9 +382,12 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
 int json_parse(bench_report *r, const char *bytes, size_t size, char *error, size_t error_size) {
     reader state = {.error = error, .error_size = error_size};
     memset(r, 0, sizeof *r);
-    const char *end = bytes;
+    const char *end = NULL;
     cJSON *root = cJSON_ParseWithLengthOpts(bytes, size, &end, 0);
-    if (!root) return text_error(error, error_size, "not JSON");
+    if (!root) {
+        const size_t at = end ? (size_t)(end - bytes) : 0;
+        return text_error(error, error_size, "not JSON from byte %zu of %zu on", at, size);
+    }
     while (end < bytes + size && (*end == ' ' || *end == '\t' || *end == '\r' || *end == '\n'))
         end++;
     if (end != bytes + size)

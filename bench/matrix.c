@@ -430,15 +430,19 @@ static void find_winners(matrix *m) {
 
 static int same_kernel(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
 
-/* The column of a file that a column is most like: same device, peer and kernel, else its first. */
-static int alike(const matrix *m, int column, int file) {
+/* The column of a file that a column is most like: a device of the same name, then of the same id,
+ * the same peer and kernel. Unless the file was asked for, a GPU is like no CPU, and neither is
+ * like an emulation: -1. */
+static int alike(const matrix *m, int column, int file, int asked) {
     const matrix_column *c = &m->columns[column];
     int best = -1, most = 0;
     for (int b = 0; b < m->n_columns; b++) {
         const matrix_column *o = &m->columns[b];
-        if (o->file != file) continue;
-        int device = strcmp(o->about->id, c->about->id) == 0, peer = strcmp(o->peer, c->peer) == 0;
-        int score = 1 + 4 * device + 2 * peer + (peer && same_kernel(o->kernel, c->kernel));
+        if (o->file != file || (!asked && strcmp(o->about->kind, c->about->kind) != 0)) continue;
+        int name = strcmp(o->about->name, c->about->name) == 0,
+            device = strcmp(o->about->id, c->about->id) == 0, peer = strcmp(o->peer, c->peer) == 0;
+        int score =
+            1 + 8 * name + 4 * device + 2 * peer + (peer && same_kernel(o->kernel, c->kernel));
         if (score > most) {
             most = score;
             best = b;
@@ -497,7 +501,7 @@ static int set_base(matrix *m, const char *word, char *error, size_t error_size)
                           "'%.80s'",
                           word, m->n_columns ? m->columns[0].id : "");
     for (int k = 0; k < m->n_columns; k++) {
-        m->columns[k].base = file >= 0 ? alike(m, k, file) : column;
+        m->columns[k].base = file >= 0 ? alike(m, k, file, word != NULL) : column;
         if (m->columns[k].base == k) m->columns[k].base = -1; /* nothing is compared with itself */
     }
     for (int i = 0; i < m->n_rows; i++)

@@ -14,6 +14,7 @@ typedef struct measure_limits {
     double check_seconds; /* about how long the check against the reference may take */
     uint64_t host_bytes;  /* memory that a problem may take on the host, and on the device */
     uint64_t device_bytes;
+    double most;           /* what a contest may take at all; 0: whatever it takes */
     double energy_seconds; /* to run for a reading of energy; 0: none is wanted */
 } measure_limits;
 

@@ -158,7 +158,7 @@ static void unbroken(const char *text, FILE *f) {
 
 /* One more value of a cell. `attributes` NULL: nothing is wrong with it. */
 static void flagged(const char *text, const char *attributes, FILE *f) {
-    fputs(" \xc2\xb7 ", f);
+    fputs("\xc2\xa0\xc2\xb7 ", f); /* a line of a narrow cell does not begin with the dot */
     if (attributes) fprintf(f, "<span class=\"flag\"%s>", attributes);
     unbroken(text, f);
     if (attributes) fputs("</span>", f);

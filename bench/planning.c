@@ -57,8 +57,8 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
     int64_t max_tokens = c->tokens;
     tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc,
                                 .op = c->op,
-                                .dtype = TESS_BF16,
-                                .head_dim = 128,
+                                .dtype = PLANNING_DTYPE,
+                                .head_dim = PLANNING_HEAD_DIM,
                                 .batch = c->batch,
                                 .tile_rows = c->tile_rows,
                                 .kernel = kernel};
@@ -114,11 +114,13 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
 }
 
 int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,
-                     int device_index, const char *kernel, char *error, size_t error_size) {
+                     int device_index, const char *kernel, unsigned ops, char *error,
+                     size_t error_size) {
     int64_t *cu = calloc(2 * (PACKED + 1), sizeof *cu);
     int result = cu ? 0 : -1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases && result == 0 && !clock_interrupted();
          i++) {
+        if (!(ops & 1u << cases[i].op)) continue;
         bench_planning p = {.device = device_index};
         tess_status status = measure_case(&cases[i], runtime, device, kernel, cu, &p);
         /* the kernel that was asked for does not take this type or pattern */

@@ -13,9 +13,14 @@
 #define PLANNING_BAR_JOB_SECONDS 40e-9
 #define PLANNING_BAR_JOB_BYTES   64.0
 
-/* Times the plans on one device and appends them. `kernel` may be NULL. Returns 0; -1 when out of
- * memory; -2 with the reason in `error` when a plan failed. */
+/* Of all plans that are timed. */
+enum { PLANNING_DTYPE = TESS_BF16, PLANNING_HEAD_DIM = 128 };
+
+/* Times the plans of some ops, a mask of 1 << TESS_OP_*, on one device and appends them. `kernel`
+ * may be NULL. Returns 0; -1 when out of memory; -2 with the reason in `error` when a plan failed.
+ */
 int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,
-                     int device_index, const char *kernel, char *error, size_t error_size);
+                     int device_index, const char *kernel, unsigned ops, char *error,
+                     size_t error_size);
 
 #endif

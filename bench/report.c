@@ -391,6 +391,9 @@ static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
                 strcmp(d->kind, "gpu") == 0 ? "multiprocessors" : "threads");
         if (d->ceiling_note[0]) fprintf(f, "%s%s ceilings: %s\n", bullet, d->id, d->ceiling_note);
     }
+    for (int i = 0; i < r->n_peers; i++)
+        if (r->peers[i].note[0])
+            fprintf(f, "%speer %s: %s\n", bullet, r->peers[i].name, r->peers[i].note);
 }
 
 static int same_series(const bench_result *x, const bench_result *y) {

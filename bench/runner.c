@@ -22,6 +22,8 @@
 
 /* The budget does not pay for a share of itself that goes to compiling on each device. */
 enum { FREE_TO_COMPILE = 8 };
+/* Timing the plans takes about so long where their kernels are there. */
+static const double PLANNING_SECONDS = 2;
 /* A device that was busy for so many seconds, and has some left, has a last round of its limits. */
 static const double LAST_LIMITS = 10;
 
@@ -77,11 +79,34 @@ static int count_points(const run_options *o) {
     return n;
 }
 
+/* Plans come last: their kernels are compiled by then where a problem needs them, and the problem's
+ * own column tells how long that took. Where no time is left to compile for a plan alone, it is
+ * left out. */
+static int run_planning(session *s) {
+    char error[512] = "", line[640];
+    unsigned ops = 0;
+    progress_now(&s->bar, "planning");
+    for (uint32_t op = TESS_OP_FORWARD; op <= TESS_OP_BACKWARD; op++) {
+        const bench_result shape = {.dtype = PLANNING_DTYPE,
+                                    .head_dim = PLANNING_HEAD_DIM,
+                                    .backward = op == TESS_OP_BACKWARD};
+        if (session_foretell_compiling(s, &shape) <= fmax(session_rest(s), 0)) ops |= 1u << op;
+    }
+    const int status = planning_measure(s->report, s->runtime, s->device, s->index, NULL, ops,
+                                        error, sizeof error);
+    if (status != -2) return status;
+    snprintf(line, sizeof line, "tessera bench: %s: %s", s->report->devices[s->index].id, error);
+    progress_say(&s->bar, line);
+    s->failed = 1;
+    return 0;
+}
+
 static int run_device(session *s, double seconds) {
     char names[DEVICES_KERNELS][64], error[512] = "";
     bench_device *d = &s->report->devices[s->index];
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = d->id};
-    double end = clock_now() + seconds;
+    const double reserve = s->options->planning ? fmin(PLANNING_SECONDS, seconds / 20) : 0;
+    const double end = clock_now() + seconds - reserve;
     int status = 0;
     s->limits_at = clock_now();
     if (tess_device_open(s->runtime, &desc, &s->device) != TESS_OK) {
@@ -90,24 +115,14 @@ static int run_device(session *s, double seconds) {
         s->failed = 1;
         return 0;
     }
-    if (s->options->planning) {
-        progress_now(&s->bar, "planning");
-        status =
-            planning_measure(s->report, s->runtime, s->device, s->index, NULL, error, sizeof error);
-        if (status == -2) {
-            char line[640];
-            snprintf(line, sizeof line, "tessera bench: %s: %s", d->id, error);
-            progress_say(&s->bar, line);
-            s->failed = 1;
-            status = 0;
-        }
-    }
     int n = s->options->all_kernels ? devices_kernels(s->device, DEVICES_ALL_KERNELS, names) : 1;
     s->bar.total += (n - 1) * count_points(s->options);
     for (int k = 0; k < n && status == 0 && !clock_interrupted(); k++) {
         s->deadline = clock_now() + (end - clock_now()) / (n - k);
         status = run_kernel(s, s->options->all_kernels ? names[k] : NULL);
     }
+    s->deadline += reserve;
+    if (s->options->planning && status == 0 && !clock_interrupted()) status = run_planning(s);
     tess_device_release(s->device);
     s->device = NULL;
     if (status == 0 && session_rest(s) > 0) status = session_limits(s, LAST_LIMITS);
@@ -163,6 +178,9 @@ int run_suite(const run_options *options, bench_report *report) {
     for (int i = 0; i < report->n_devices; i++) {
         ceilings_identify(&report->devices[i]);
         sensors_find(&report->devices[i]);
+        if (options->energy > 0 && !report->devices[i].energy[0])
+            fprintf(stderr, "tessera bench: --energy: %s has no counter that can be read\n",
+                    report->devices[i].id);
     }
     clock_catch_interrupt();
     progress_begin(&s.bar, count_points(options) * report->n_devices, options->budget);

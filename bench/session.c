@@ -44,23 +44,34 @@ int session_limits(session *s, double age) {
 /* ------------------------------------------------------------------ compiling */
 
 static session_compiled kernels_of(const bench_result *x) {
-    return (session_compiled){x->backward ? 2 : x->decode, x->dtype, x->head_dim, 0};
+    return (session_compiled){x->backward ? 2 : x->decode, x->dtype, x->head_dim, 0, 0};
 }
 
 static int same_kernels(const session_compiled *a, const session_compiled *b) {
     return a->op == b->op && a->dtype == b->dtype && a->head_dim == b->head_dim;
 }
 
-static void note_compiling(session *s, const bench_result *x, double seconds) {
-    session_compiled now = kernels_of(x);
-    s->compiling += seconds;
-    now.seconds = seconds;
+/* What is noted of the kernels of a result; NULL where nothing is, and there is no room. */
+static session_compiled *compiled_of(session *s, const bench_result *x) {
+    const session_compiled now = kernels_of(x);
     for (int i = 0; i < s->n_compiled; i++)
-        if (same_kernels(&s->compiled[i], &now)) {
-            s->compiled[i].seconds += seconds;
-            return;
-        }
-    if (s->n_compiled < SESSION_COMPILED) s->compiled[s->n_compiled++] = now;
+        if (same_kernels(&s->compiled[i], &now)) return &s->compiled[i];
+    if (s->n_compiled == SESSION_COMPILED) return NULL;
+    s->compiled[s->n_compiled] = now;
+    return &s->compiled[s->n_compiled++];
+}
+
+static void note_compiling(session *s, const bench_result *x, double seconds) {
+    session_compiled *c = compiled_of(s, x);
+    s->compiling += seconds;
+    if (c) c->seconds += seconds;
+}
+
+void session_tell_compiling(session *s, bench_result *x) {
+    session_compiled *c = compiled_of(s, x);
+    if (!c || !(x->compile_seconds >= 0)) return;
+    x->compile_seconds += c->unsaid;
+    c->unsaid = 0;
 }
 
 /* What is not compiled yet will take as long as the slowest of the same op has, or of any. */
@@ -94,6 +105,8 @@ void session_find_speed(session *s, uint32_t dtype) {
     s->speed[dtype] = measure_speed(s->runtime, s->device, &s->report->devices[s->index], s->kernel,
                                     dtype, &compiling);
     note_compiling(s, &small, compiling);
+    session_compiled *c = compiled_of(s, &small);
+    if (c) c->unsaid += compiling;
     if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
 }
 
@@ -250,6 +263,7 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     /* Where the forecast made the first plan, that one compiled. */
     if (compiled >= 0)
         c->result.compile_seconds = fmax(compiled, e->first_plan - c->result.plan_seconds);
+    if (c->open) session_tell_compiling(s, &c->result);
     if (!c->open && c->result.status == BENCH_MEMORY && f->n > 0) {
         s->report->n_results--; /* it comes again, alone */
         free(c);
@@ -263,7 +277,8 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
 }
 
 static void finish(session *s, field *f, double seconds, double check_seconds) {
-    const measure_limits limits = {.seconds = seconds, .energy_seconds = s->options->energy};
+    const measure_limits limits = {
+        .seconds = seconds, .energy_seconds = s->options->energy, .most = s->most};
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];

@@ -17,6 +17,7 @@ typedef struct session_compiled {
     uint32_t dtype;
     int head_dim;
     double seconds;
+    double unsaid; /* of these, what stands in no result's column yet */
 } session_compiled;
 enum { SESSION_COMPILED = 32 };
 
@@ -32,6 +33,7 @@ typedef struct session {
     double speed[3], backward_speed[3];
     double decode_rate; /* B/s of the last decode problem, at first a guess */
     double deadline;    /* for this device and kernel */
+    double most;        /* seconds that a contest may take at all; 0: whatever it takes */
     double compiling;   /* seconds that went to kernels' first plans and runs */
     double patience;    /* so many of them the budget does not pay for */
     /* What compiling for a type, a head_dim and an op took; 0: not seen yet. */
@@ -71,6 +73,9 @@ void session_reset_speeds(session *s);
 void session_find_speed(session *s, uint32_t dtype);
 /* What compiling would take beyond what the budget does not pay for. Nothing is compiled. */
 double session_foretell_compiling(const session *s, const bench_result *shape);
+/* Adds what compiling for the problem that foretells times took to the first result of the same
+ * kernels. */
+void session_tell_compiling(session *s, bench_result *x);
 /* Plans the line, which compiles. */
 void session_foretell(session *s, const char *line, session_forecast *f);
 

@@ -63,8 +63,10 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *value) {
     return 0;
 }
 
+/* So many millijoules go between two looks. */
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *value) {
+    static unsigned long long sum;
     (void)device;
-    (void)value;
-    return 1;
+    *value = sum += 5000;
+    return 0;
 }

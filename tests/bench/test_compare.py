@@ -203,6 +203,32 @@ class Compare(command.CommandTest):
         self.assertRegex(done.out, r"\nB Made-up GPU \(cuda\): .* 3 common problems, 0 of which "
                                    r"differ: no difference\n")
 
+    def test_bases_are_of_one_kind(self):
+        """Without a named base, a GPU has no ratio to an emulation of the same id or to a CPU."""
+        def machine(name, kind, *times):
+            limits = {"bf16": 7e14}, 3.9e12, 4.2e12
+            devices = [made.device("cpu:0", "cpu", name + " CPU", *limits),
+                       made.device("vulkan:0", kind, name + " thing", *limits),
+                       made.device("vulkan:1", kind, "Made-up GPU", *limits)]
+            return made.report(devices, [made.measured(n, DENSE, "any", t)
+                                         for n, t in enumerate(times)])
+        self.put("a.json", machine("One", "software", 0.1, 0.2, 0.3))
+        self.put("b.json", machine("Two", "gpu", 0.05, 1e-4, 2e-4))
+        self.put("c.json", machine("Three", "software", 0.1, 0.3))
+        for words, bases in ((["b.json"], [-1, -1, -1, 0, -1, -1]),
+                             (["c.json"], [-1, -1, -1, 0, 1]),
+                             (["b.json", "--base", "A"], [-1, -1, -1, 0, 1, 2])):
+            self.compare("a.json", *words, "--json", "o.json")
+            self.assertEqual([c["base"] for c in json.loads(self.read("o.json"))["columns"]], bases)
+        # A name weighs more than an id.
+        self.put("d.json", made.report([gpu(0, "Another GPU"), gpu(1)],
+                                       [made.measured(n, DENSE, "cuda/sm90", 1e-3)
+                                        for n in range(2)]))
+        self.put("e.json", one_device())
+        self.compare("d.json", "e.json", "--json", "o.json")
+        self.assertEqual([c["base"] for c in json.loads(self.read("o.json"))["columns"]],
+                         [-1, -1, 1])
+
     def test_drift(self):
         """What differs by less than fixed loops did over either run is no difference."""
         for drift, told in ((0.02, "3 of which differ"), (0.15, "0 of which differ")):
@@ -361,6 +387,12 @@ class Compare(command.CommandTest):
             with open(self.path("bad.json"), "w", encoding="utf-8") as file:
                 file.write(text)
             self.refuse(1, "bad.json", "compare", self.path("bad.json"))
+        for text, place in (("", "byte 0 of 0 on"),
+                            (whole.replace("0.00024", "NaN", 1),
+                             f"byte {whole.index('0.00024')} of {len(whole) - 4} on")):
+            with open(self.path("bad.json"), "w", encoding="utf-8") as file:
+                file.write(text)
+            self.refuse(1, ("bad.json: not JSON from " + place,), "compare", self.path("bad.json"))
 
     def test_large(self):
         root = one_device()

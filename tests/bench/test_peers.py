@@ -44,6 +44,7 @@ class Peers(unittest.TestCase):
                               env=dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" +
                                        os.environ["PATH"]))
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.done = done
         with open(path) as file:
             report = json.load(file)
         own = [result for result in report["results"] if not result["peer"]]
@@ -117,6 +118,17 @@ class Peers(unittest.TestCase):
             report, results = self.false_peer(line)
             self.assertEqual(results, [], line)
             self.assertIn(note, report["peers"][0]["note"])
+
+    def test_reasons_are_told(self):
+        """A peer without results stands in the table with its reason, not in the file alone, and
+        energy that nothing counts is told as well."""
+        markdown = os.path.join(self.folder.name, "a.md")
+        report, _ = self.measure("/nowhere/peer", *PROBLEM, "--energy", "--md", markdown)
+        with open(markdown, encoding="utf-8") as file:
+            for text in self.done.stdout, file.read():
+                self.assertRegex(text, "peer peer: .+")
+        self.assertEqual("--energy: cpu:0 has no counter" in self.done.stderr,
+                         not report["devices"][0]["energy"])
 
     def test_not_there(self):
         report, results = self.measure("/nowhere/peer,/nowhere/other.py")

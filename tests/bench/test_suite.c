@@ -8,6 +8,8 @@
 
 #include "clock.h"
 #include "line.h"
+#include "measure.h"
+#include "planning.h"
 #include "session.h"
 #include "suite.h"
 #include "vendors.h"
@@ -133,6 +135,80 @@ static void test_compiling(void **state) {
     assert_true(session_foretell_compiling(&s, &narrow) == 9);
 }
 
+/* What the problem that foretells times has compiled stands in the column of the first result of
+ * the same kernels, once. */
+static void test_compiling_is_told(void **state) {
+    (void)state;
+    session s = {.n_compiled = 0};
+    bench_result narrow = {.dtype = 1, .head_dim = 64, .compile_seconds = 1},
+                 first = {.dtype = 1, .head_dim = 128, .compile_seconds = 0.5},
+                 later = {.dtype = 1, .head_dim = 128, .compile_seconds = 0.25};
+    s.compiled[s.n_compiled++] = (session_compiled){0, 1, 128, 7, 6};
+    session_tell_compiling(&s, &narrow);
+    session_tell_compiling(&s, &first);
+    session_tell_compiling(&s, &later);
+    assert_true(narrow.compile_seconds == 1);
+    assert_true(first.compile_seconds == 6.5);
+    assert_true(later.compile_seconds == 0.25);
+}
+
+static tess_runtime *runtime;
+static tess_device *device;
+
+static int open_cpu(void **state) {
+    (void)state;
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cpu"};
+    return tess_runtime_create(NULL, &runtime) != TESS_OK ||
+           tess_device_open(runtime, &desc, &device) != TESS_OK;
+}
+
+static int close_cpu(void **state) {
+    (void)state;
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    return 0;
+}
+
+/* Plans of an op that is not asked for are not made: on some devices that compiles for long. */
+static void test_planning_ops(void **state) {
+    (void)state;
+    char error[256] = "";
+    bench_report r = {.n_devices = 0};
+    assert_int_equal(planning_measure(&r, runtime, device, 0, NULL, 0, error, sizeof error), 0);
+    assert_int_equal(r.n_planning, 0);
+    assert_int_equal(
+        planning_measure(&r, runtime, device, 0, NULL, 1u << TESS_OP_BACKWARD, error, sizeof error),
+        0);
+    assert_true(r.n_planning > 0);
+    for (int i = 0; i < r.n_planning; i++) assert_non_null(strstr(r.planning[i].name, "gradients"));
+    report_free(&r);
+}
+
+/* What turns out to need more than a contest may take leaves it, and says what a run takes. */
+static void test_foretold_wrongly(void **state) {
+    (void)state;
+    static const double mosts[] = {0, 1e6, 1e-9};
+    for (int i = 0; i < 3; i++) {
+        const measure_limits limits = {
+            .host_bytes = 1u << 30, .device_bytes = 1u << 30, .most = mosts[i]};
+        contestant *c = calloc(1, sizeof *c);
+        assert_non_null(c);
+        assert_int_equal(contestant_open(c, runtime, device, NULL,
+                                         "heads=1 q_len=64 head_dim=32 pattern=dense", &limits),
+                         0);
+        contest(&c, 1, NULL, &limits);
+        const bench_result *x = &c->result;
+        assert_int_equal(x->status, i < 2 ? BENCH_OK : BENCH_SLOW);
+        assert_int_equal(x->n_samples >= 3, i < 2);
+        if (i == 2) {
+            assert_true(x->estimate_seconds > 0 && x->need_seconds > x->estimate_seconds);
+            assert_non_null(strstr(x->note, "a run takes "));
+        }
+        contestant_close(c);
+        free(c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines_are_canonical),
@@ -141,6 +217,9 @@ int main(void) {
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_titles),
         cmocka_unit_test(test_compiling),
+        cmocka_unit_test(test_compiling_is_told),
+        cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

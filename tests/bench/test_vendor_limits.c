@@ -15,6 +15,7 @@
 #include "fake_cuda.h"
 #include "limits/gpu.h"
 #include "measure.h"
+#include "sensors.h"
 
 #define UUID "00102030-4050-6070-8090-a0b0c0d0e0f0"
 #define PCI  "0000:1a:00.0"
@@ -179,6 +180,35 @@ static void test_hip(void **state) {
     report_free(&r);
 }
 
+/* What a counter of millijoules rose by is that of all runs together. */
+static void test_energy(void **state) {
+    (void)state;
+    tess_runtime *runtime;
+    tess_device *device;
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cpu"};
+    const measure_limits limits = {
+        .host_bytes = 1u << 30, .device_bytes = 1u << 30, .energy_seconds = 0.01};
+    bench_report r = {.n_devices = 0};
+    contestant *c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    assert_int_equal(tess_runtime_create(NULL, &runtime), TESS_OK);
+    assert_int_equal(tess_device_open(runtime, &desc, &device), TESS_OK);
+    bench_device *d = add(&r, "vulkan:0", UUID);
+    sensors_find(d);
+    assert_string_equal(d->energy, d->sensors);
+    assert_int_equal(contestant_open(c, runtime, device, NULL,
+                                     "heads=1 q_len=64 head_dim=32 pattern=dense", &limits),
+                     0);
+    contest(&c, 1, d, &limits);
+    const double runs = 5 / c->result.joules;
+    assert_true(runs >= 2 && fabs(runs - round(runs)) < 1e-6);
+    contestant_close(c);
+    free(c);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    report_free(&r);
+}
+
 /* A problem is timed when the clock, which fake_nvml.c lets rise after some looks at it, is up. The
  * CPU stands in for the GPU. */
 static void test_warm_up(void **state) {
@@ -231,6 +261,7 @@ int main(void) {
         cmocka_unit_test(test_identity), cmocka_unit_test(test_library),
         cmocka_unit_test(test_loops),    cmocka_unit_test(test_hip),
         cmocka_unit_test(test_warm_up),  cmocka_unit_test(test_warming),
+        cmocka_unit_test(test_energy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
