@@ -16,6 +16,7 @@ from . import (
     _cache_pages,
     _cache_plans,
     _cache_steps,
+    _cuda,
     _errors,
     _native,
     _operator,
@@ -430,7 +431,8 @@ class KVCache:
         return self._plans[min(fits, key=lambda key: (key[1], -key[0]))]
 
     def _capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        """Whether the current stream of the cache's device is being captured into a graph."""
+        return self.device.type == "cuda" and _cuda.captured(self.device.index)
 
     def _to_device(self, values: Any) -> Tensor:
         """Integers of the host as int32 on the device, without waiting for it."""
