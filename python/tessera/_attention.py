@@ -267,10 +267,10 @@ def attention(
         _refuse(refused)
     if cache is not None:
         others = (cu_seqlens_k, kv_lens, q_first, kv_first)
-        o, found = _cached(
+        o, rows = _cached(
             q, k, v, pattern, layout, scale, q_lens, cu_seqlens_q, others, return_lse, cache, layer
         )
-        return o if found is None else (o, found)
+        return o if rows is None else (o, rows)
     lse: Tensor | None
     key: Any = None  # by which a call like this one is found again
     if (
@@ -303,7 +303,8 @@ def attention(
                     and (deterministic or not torch.are_deterministic_algorithms_enabled())
                 ):
                     if graph:
-                        return _direct(q, k, v, (words, None, return_lse, call))  # type: ignore[no-any-return]
+                        found: Any = _direct(q, k, v, (words, None, return_lse, call))
+                        return found  # type: ignore[no-any-return]
                     o, lse = _runs.run_forward(call, q, k, v, True)
                     return (o, lse) if return_lse else o  # type: ignore[return-value]
     else:
@@ -325,7 +326,11 @@ def attention(
         observed = True
     else:
         if type(scale) is not float and scale is not None:
-            scale = _number(scale)
+            scale = _shapes.number("attention: scale", scale)
+        if type(return_lse) is not bool or type(deterministic) is not bool:
+            return_lse = _shapes.flag("attention: return_lse", return_lse)
+            deterministic = _shapes.flag("attention: deterministic", deterministic)
+            key = None
         if layout not in _shapes.LAYOUTS:
             raise _shapes.wrong_layout(layout)
         plain = type(q) is type(k) is type(v) is Tensor
@@ -360,22 +365,14 @@ def attention(
             if key is not None and q is not k and k is not v and v is not q:
                 _recent.keep(key, call, (q, k, v), graph, words)
             if graph:  # O, or the pair
-                return _direct(q, k, v, (words, lengths, return_lse, call))  # type: ignore[no-any-return]
+                made: Any = _direct(q, k, v, (words, lengths, return_lse, call))
+                return made  # type: ignore[no-any-return]
             o, lse = _runs.run_forward(call, q, k, v, True)
         except RuntimeError as error:
             if not isinstance(error, _errors.Error):
                 _runs.ordinary(_QKV, q, k, v)
             raise
     return (o, lse) if return_lse else o  # type: ignore[return-value]
-
-
-def _number(scale: Any) -> float:
-    try:
-        if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
-            raise TypeError
-        return float(scale)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"attention: scale: a number is needed, got {scale!r}") from None
 
 
 def _cached(
@@ -397,7 +394,7 @@ def _cached(
         raise TypeError(
             f"attention: cache: a tessera.KVCache is needed, got {type(cache).__name__}"
         )
-    if not isinstance(pattern, patterns.Pattern):
+    if not isinstance(pattern, patterns.Pattern) or not hasattr(pattern, "_spec"):
         _types(q, k, v, pattern)
     if pattern is not _DENSE and pattern._spec != cache.pattern._spec:
         raise _errors.InvalidArgument(
@@ -411,7 +408,7 @@ def _cached(
                 f"attention: {name}: not together with cache, which has its own lengths"
             )
     if type(scale) is not float and scale is not None:
-        scale = _number(scale)
+        scale = _shapes.number("attention: scale", scale)
     kind = cache.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = _autocast(kind, q, k, v)
@@ -506,7 +503,7 @@ def _types(q: Any, k: Any, v: Any, pattern: Any) -> None:
     for name, given in (("q", q), ("k", k), ("v", v)):
         if not isinstance(given, torch.Tensor):
             raise TypeError(f"attention: {name}: a tensor is needed, got {type(given).__name__}")
-    if not isinstance(pattern, patterns.Pattern):
+    if not isinstance(pattern, patterns.Pattern) or not hasattr(pattern, "_spec"):
         raise TypeError(
             "attention: pattern: tessera.S2, Dense, Window or Blocks is needed, got "
             f"{type(pattern).__name__}"

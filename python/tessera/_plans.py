@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _errors, _layouts, _native, _runtime
+from . import _errors, _layouts, _native, _runtime, _shapes
 
 FOREIGN = -1  # among the streams of a plan: one that may be gone when the plan is released
 Lengths = bytes | None  # int64 values, as the C library takes them
@@ -231,11 +231,11 @@ def cache_limits(plans: int | None = None, bytes: int | None = None) -> None:
     the last call and those of captured graphs stay whatever the bounds are."""
     global _max_plans, _max_bytes
     for name, value in (("plans", plans), ("bytes", bytes)):
-        if value is not None and (not isinstance(value, int) or value < 0):
+        if value is not None and _shapes.integer(f"cache_limits: {name}", value) < 0:
             raise _errors.InvalidArgument(f"cache_limits: {name}: 0 or more, got {value!r}")
     with _lock:
-        _max_plans = _max_plans if plans is None else plans
-        _max_bytes = _max_bytes if bytes is None else bytes
+        _max_plans = _max_plans if plans is None else int(plans)
+        _max_bytes = _max_bytes if bytes is None else int(bytes)
         dropped = _shrink(None)
     del dropped
 

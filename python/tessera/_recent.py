@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The short way of a call whose tensors are like those of an earlier one.
 
-To find a prepared call takes its signature: shapes, strides, types and devices of all tensors, which
-are two dozen questions to PyTorch. A guard of torch.compile asks them all at once, and whatever
-stands between a call and its kernel besides (autocast, inference mode, dispatch modes, transforms,
-views that are negated when read): it holds where PyTorch's dispatcher would do what it did when the
-guard was made. Guards are no public interface, so each kind of difference is tried once before the
-first one is believed; without them every call takes the long way. A guard must not be asked about
-a tensor without strides: what PyTorch raises within it ends the process.
+To find a prepared call takes its signature: shapes, strides, types and devices of all tensors.
+These are two dozen questions to PyTorch. A guard of torch.compile asks them all at once, and with
+them what else stands between a call and its kernel: autocast, inference mode, dispatch modes,
+transforms, views that are negated when read. It holds where PyTorch's dispatcher would do what it
+did when the guard was made, and never for a call with one tensor twice.
+
+Guards are no public interface. So each kind of difference is tried once before the first guard is
+believed; without guards every call takes the long way. A guard must not be asked about a tensor
+without strides: what PyTorch raises within it ends the process.
 """
 
 from __future__ import annotations
