@@ -146,19 +146,27 @@ def test_what_stands_between_is_seen() -> None:
             return func(*args, **(kwargs or {}))
 
     for mode in (Functions, Operators):
+        inputs = leaves()
+        gradients(X, *inputs)
         seen.clear()
         with mode():
-            gradients(X, *leaves())
+            gradients(X, *inputs)
         text = " ".join(seen)
         assert "tessera.forward" in text, mode
+        attend()
+        seen.clear()
+        with mode():
+            attend()
+        assert "tessera.forward" in " ".join(seen), mode
     assert "tessera.backward" in text
-    inputs = leaves()
     o = attend(*inputs)
+    attend()
     with torch.profiler.profile() as found:
         attend()
         torch.autograd.grad(o, inputs, X)
     names = {event.key for event in found.key_averages()}
     assert {"tessera::forward", "tessera::backward"} <= names
+    attend()
     traced = torch.jit.trace(lambda a, b, c: attend(a, b, c), (X, Y, Z))
     assert "tessera::forward" in str(traced.graph)
 
@@ -235,6 +243,43 @@ def test_saved_tensors_may_come_back_as_others(place: int) -> None:
     for change in (lambda x: NESTED, lambda x: x.to_sparse(), lambda x: x[:1], lambda x: x.half()):
         with pytest.raises((tessera.Error, RuntimeError)):
             run(change)
+
+
+def test_no_guard_is_asked_about_tensors_without_strides() -> None:
+    """What PyTorch raises in a guard ends the process, or unwinds the interpreter."""
+    asked: list[tuple[Any, ...]] = []
+
+    def spy() -> None:
+        for key, entry in list(_plans.recent.items()):
+            _plans.recent[key] = (lambda *given: asked.append(given), *entry[1:])
+
+    def saved(place: int, other: Any) -> Any:
+        number = iter(range(5))
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (next(number), x), lambda pair: other if pair[0] == place else pair[1]
+        )
+
+    for odd in (NESTED, X.to_sparse()):
+        inputs: list[Any] = [X, Y, Z]
+        for place in range(3):
+            spy()
+            wrong = list(inputs)
+            wrong[place] = odd
+            with pytest.raises(tessera.InvalidArgument, match="attention: [qkv]: an ordinary"):
+                attend(*wrong)
+        for place in range(6):
+            gradients(X, *leaves())
+            inputs = leaves()
+            with saved(place, odd):
+                o = attend(*inputs)
+            spy()
+            with pytest.raises((tessera.Error, RuntimeError)):
+                torch.autograd.grad(o, inputs, odd if place == 5 else X)
+            inputs = [X, Y, Z]
+    assert not any(x.is_nested or x.is_sparse for given in asked for x in given)
+    spy()
+    attend()
+    assert len(asked[-1]) == 3
 
 
 def test_without_guards_every_call_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
