@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch.autograd import forward_ad
 
-from . import _cache_steps, _errors, _operator, _runs, _shapes, patterns
+from . import (
+    _cache_steps,
+    _calls,
+    _errors,
+    _operator,
+    _plans,
+    _recent,
+    _runs,
+    _shapes,
+    patterns,
+)
 from ._cache import KVCache
 
 if TYPE_CHECKING:
@@ -31,6 +41,10 @@ _profiled = torch._C._autograd._profiler_enabled
 # A gradient of autograd.grad(is_grads_batched=True): its type is Tensor, and it has no memory.
 _batched: Any = getattr(torch._C, "_functorch").is_legacy_batchedtensor
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_strided = torch.strided
+_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_known = _plans.recent.get
 
 
 def _is_plain(gradient: Tensor | None) -> bool:
@@ -49,9 +63,9 @@ def _observed() -> bool:
 
 
 class _Direct(torch.autograd.Function):
-    """Forward and backward past the operators. Lengths are bytes; they, the words and whether LSE
-    is returned are one argument, because every argument of a Function costs time. So does every
-    result: LSE is one only where the caller asked for it."""
+    """Forward and backward past the operators. Lengths are bytes; they, the words, whether LSE is
+    returned and the prepared call are one argument, because every argument of a Function costs
+    time. So does every result: LSE is one only where the caller asked for it."""
 
     @staticmethod
     def forward(
@@ -59,12 +73,13 @@ class _Direct(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[_runs.Words, _shapes.Lengths | None, bool],
+        call: tuple[_runs.Words, _shapes.Lengths | None, bool, _calls.Call],
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        words, lengths, both = call
-        o, lse = _runs.forward(q, k, v, words, lengths, True)
+        words, lengths, both, prepared = call
+        o, lse = _runs.run_forward(prepared, q, k, v, True)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call = call
+        # Not the call, whose plan the cache may drop before.
+        ctx.call = words, lengths, prepared.number
         ctx.set_materialize_grads(False)
         return (o, lse) if both else o
 
@@ -72,15 +87,37 @@ class _Direct(torch.autograd.Function):
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> Any:
         if d_o is None and d_lse is None:
             return None, None, None, None
+        made: _runs.Gradients
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
-        words, lengths, _ = ctx.call
-        plain = _is_plain(d_o) and (d_lse is None or _is_plain(d_lse))
+        words, lengths, number = ctx.call
+        key = (number, wanted)
+        found = None if _compiling() else _known(key)
+        if found is not None:
+            # Where it holds, LSE has no gradient, and no more than these look at operators.
+            check, call = found
+            q, k, v, o, lse = saved
+            if (
+                d_o is not None
+                and d_lse is None
+                and d_o.layout is q.layout is k.layout is v.layout is o.layout is _strided
+                and lse.layout is _strided
+                and not (d_o.is_nested or q.is_nested or k.is_nested or v.is_nested)
+                and not (o.is_nested or lse.is_nested)
+                and check(*saved, d_o)
+                and not (_grad_enabled() or _function_modes() or _jit_traced() or _profiled())
+            ):
+                made = _runs.run_backward(call, d_o, None, saved, wanted, words[1], True)
+                return *made, None
         try:
-            if not plain or torch.is_grad_enabled() or _observed():
+            if _grad_enabled() or _observed() or not (_is_plain(d_o) and _is_plain(d_lse)):
                 tensors = _runs.as_tensors(lengths)
                 made = _operator_gradients(d_o, d_lse, saved, wanted, words, tensors)
             else:
-                made = _runs.backward(d_o, d_lse, saved, wanted, words, lengths, True)
+                d_o, d_lse = _runs.real_gradients(d_o, d_lse, saved[0])
+                call = _runs.find_backward(d_o, d_lse, saved, wanted, words, lengths)
+                made = _runs.run_backward(call, d_o, d_lse, saved, wanted, words[1], True)
+                if lengths is None and d_lse is None and all(type(x) in _PLAIN for x in saved):
+                    _recent.keep(key, call, (*saved, d_o))
         except (RuntimeError, NotImplementedError) as error:
             if not isinstance(error, _errors.Error):
                 for name, x in (("O", d_o), ("LSE", d_lse)):
@@ -230,10 +267,48 @@ def attention(
         _refuse(refused)
     if cache is not None:
         others = (cu_seqlens_k, kv_lens, q_first, kv_first)
-        o, found = _cached(
+        o, rows = _cached(
             q, k, v, pattern, layout, scale, q_lens, cu_seqlens_q, others, return_lse, cache, layer
         )
-        return o if found is None else (o, found)
+        return o if rows is None else (o, rows)
+    lse: Tensor | None
+    key: Any = None  # by which a call like this one is found again
+    if (
+        cu_seqlens_q is None
+        and q_lens is None
+        and kv_lens is None
+        and q_first is None
+        and cu_seqlens_k is None
+        and kv_first is None
+    ):
+        given: tuple[Lengths, ...] = ()
+        if not _compiling() and (scale is None or type(scale) is float):
+            try:
+                key = (pattern._spec, layout, scale, return_lse, deterministic, _grad_enabled())
+                recent = _known(key)
+                if recent is not None and (
+                    not (q.layout is k.layout is v.layout is _strided)
+                    or q.is_nested or k.is_nested or v.is_nested
+                ):  # fmt: skip
+                    recent = None
+            except (AttributeError, TypeError):  # said below, by the argument's name
+                key = recent = None
+            if recent is not None:
+                # Where it holds, autocast, inference mode and modes are as they were.
+                check, call, graph, words = recent
+                if (
+                    check(q, k, v)
+                    and not (_function_modes() or _jit_traced() or _profiled())
+                    and forward_ad._current_level < 0
+                    and (deterministic or not torch.are_deterministic_algorithms_enabled())
+                ):
+                    if graph:
+                        found: Any = _direct(q, k, v, (words, None, return_lse, call))
+                        return found  # type: ignore[no-any-return]
+                    o, lse = _runs.run_forward(call, q, k, v, True)
+                    return (o, lse) if return_lse else o  # type: ignore[return-value]
+    else:
+        given = (cu_seqlens_q, cu_seqlens_k, q_lens, kv_lens, q_first, kv_first)
     try:
         spec = pattern._spec
         kind = q.device.type
@@ -242,6 +317,7 @@ def attention(
             kind = "cpu"
         if torch.is_autocast_enabled(kind):
             q, k, v = _autocast(kind, q, k, v)
+            key = None
         graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
     except AttributeError:
         _types(q, k, v, pattern)
@@ -250,7 +326,11 @@ def attention(
         observed = True
     else:
         if type(scale) is not float and scale is not None:
-            scale = _number(scale)
+            scale = _shapes.number("attention: scale", scale)
+        if type(return_lse) is not bool or type(deterministic) is not bool:
+            return_lse = _shapes.flag("attention: return_lse", return_lse)
+            deterministic = _shapes.flag("attention: deterministic", deterministic)
+            key = None
         if layout not in _shapes.LAYOUTS:
             raise _shapes.wrong_layout(layout)
         plain = type(q) is type(k) is type(v) is Tensor
@@ -266,24 +346,11 @@ def attention(
     flags = 0 if deterministic else _runs.ANY_ORDER
     if flags and torch.are_deterministic_algorithms_enabled():
         _alert()
-    given: tuple[Lengths, ...]
-    if (
-        cu_seqlens_q is None
-        and q_lens is None
-        and kv_lens is None
-        and q_first is None
-        and cu_seqlens_k is None
-        and kv_first is None
-    ):
-        given = ()
-    else:
-        given = (cu_seqlens_q, cu_seqlens_k, q_lens, kv_lens, q_first, kv_first)
     if graph:
         flags |= _runs.WANT_LSE
     else:  # the order of gradients means nothing
         flags = _runs.WANT_LSE if return_lse else 0
     words = (spec, layout, scale, flags)
-    lse: Tensor | None
     if observed:
         tensors = map(_runs.as_tensor, _shapes.NAMES, given)
         run = _Observed.apply if graph else _operator.forward
@@ -294,23 +361,18 @@ def attention(
                 # Views that PyTorch negates when it reads them. To operators it gives the values.
                 q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
             lengths = _runs.lengths(q, given) if given else None
+            call = _runs.find_forward(q, k, v, words, lengths)
+            if key is not None and q is not k and k is not v and v is not q:
+                _recent.keep(key, call, (q, k, v), graph, words)
             if graph:  # O, or the pair
-                return _direct(q, k, v, (words, lengths, return_lse))  # type: ignore[no-any-return]
-            o, lse = _runs.forward(q, k, v, words, lengths, True)
+                made: Any = _direct(q, k, v, (words, lengths, return_lse, call))
+                return made  # type: ignore[no-any-return]
+            o, lse = _runs.run_forward(call, q, k, v, True)
         except RuntimeError as error:
             if not isinstance(error, _errors.Error):
                 _runs.ordinary(_QKV, q, k, v)
             raise
     return (o, lse) if return_lse else o  # type: ignore[return-value]
-
-
-def _number(scale: Any) -> float:
-    try:
-        if not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.requires_grad):
-            raise TypeError
-        return float(scale)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"attention: scale: a number is needed, got {scale!r}") from None
 
 
 def _cached(
@@ -332,7 +394,7 @@ def _cached(
         raise TypeError(
             f"attention: cache: a tessera.KVCache is needed, got {type(cache).__name__}"
         )
-    if not isinstance(pattern, patterns.Pattern):
+    if not isinstance(pattern, patterns.Pattern) or not hasattr(pattern, "_spec"):
         _types(q, k, v, pattern)
     if pattern is not _DENSE and pattern._spec != cache.pattern._spec:
         raise _errors.InvalidArgument(
@@ -346,7 +408,7 @@ def _cached(
                 f"attention: {name}: not together with cache, which has its own lengths"
             )
     if type(scale) is not float and scale is not None:
-        scale = _number(scale)
+        scale = _shapes.number("attention: scale", scale)
     kind = cache.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = _autocast(kind, q, k, v)
@@ -441,7 +503,7 @@ def _types(q: Any, k: Any, v: Any, pattern: Any) -> None:
     for name, given in (("q", q), ("k", k), ("v", v)):
         if not isinstance(given, torch.Tensor):
             raise TypeError(f"attention: {name}: a tensor is needed, got {type(given).__name__}")
-    if not isinstance(pattern, patterns.Pattern):
+    if not isinstance(pattern, patterns.Pattern) or not hasattr(pattern, "_spec"):
         raise TypeError(
             "attention: pattern: tessera.S2, Dense, Window or Blocks is needed, got "
             f"{type(pattern).__name__}"

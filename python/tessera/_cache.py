@@ -16,6 +16,7 @@ from . import (
     _cache_pages,
     _cache_plans,
     _cache_steps,
+    _cuda,
     _errors,
     _native,
     _operator,
@@ -61,6 +62,20 @@ def _number(argument: str, value: object, least: int, most: int = _MOST - 1) -> 
     if not least <= number <= most:
         raise _wrong(argument, f"{least} to {most} is needed", number)
     return number
+
+
+def check_words(max_tokens: Any, page: Any, max_chunk: Any, kv_dtype: Any) -> None:
+    """Raises for what S2Cache, whose caches are made later, can check as well."""
+    _number("max_tokens", max_tokens, 1)
+    if _number("page", page, 1) not in _PAGES:
+        raise _wrong("page", f"one of {_PAGES} is needed", page)
+    _number("max_chunk", max_chunk, 1)
+    if kv_dtype is not None and (not isinstance(kv_dtype, str) or kv_dtype not in _KV):
+        raise _wrong("kv_dtype", "'int8', 'e4m3' or None is needed", repr(kv_dtype))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _place(device: torch.device | str | None) -> torch.device:
@@ -141,7 +156,7 @@ class KVCache:
         kv_dtype: Literal["int8", "e4m3"] | None = None,
         part_tokens: int | None = None,
     ) -> None:
-        if not isinstance(pattern, patterns.Pattern):
+        if not isinstance(pattern, patterns.Pattern) or not hasattr(pattern, "_spec"):
             raise TypeError(
                 "KVCache: pattern: tessera.S2, Dense or Window is needed, got "
                 f"{type(pattern).__name__}"
@@ -160,19 +175,15 @@ class KVCache:
             raise _errors.Unsupported(
                 f"KVCache: head_dim: a multiple of 8 from 8 to 256 is needed, got {head_dim}"
             )
-        if dtype not in _DTYPES:
+        if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
             raise _wrong("dtype", "float32, float16 or bfloat16 is needed", dtype)
         self.dtype, self.kv_dtype = dtype, kv_dtype
-        if kv_dtype is not None and kv_dtype not in _KV:
-            raise _wrong("kv_dtype", "'int8', 'e4m3' or None is needed", repr(kv_dtype))
         self.device = _place(device)
         self.sequences = _number("sequences", sequences, 1, _MOST_SEQUENCES)
         self.max_tokens = _number("max_tokens", max_tokens, 1)
         self.layers = _number("layers", layers, 1, 65536)
-        self.page = _number("page", page, 1)
-        if self.page not in _PAGES:
-            raise _wrong("page", f"one of {_PAGES} is needed", page)
-        self.max_chunk = min(_number("max_chunk", max_chunk, 1), self.max_tokens)
+        check_words(max_tokens, page, max_chunk, kv_dtype)
+        self.page, self.max_chunk = int(page), min(int(max_chunk), self.max_tokens)
         if part_tokens is not None:
             part_tokens = _number("part_tokens", part_tokens, 1, self.max_tokens)
         self.part_tokens = part_tokens
@@ -185,10 +196,19 @@ class KVCache:
         )
         self._heads = _cache_steps.heads(self)
         self._grows = isinstance(pages, str) and pages == "grow"
+        counts = self._counts(pages)
         with torch.inference_mode(False):  # tensors that can be written to anywhere
             self._token = _operator.token(self)
-            self._allocate(self._counts(pages))
-            self._seat()
+            try:
+                self._allocate(counts)
+                self._seat()
+            except (MemoryError, RuntimeError) as error:  # of NumPy, and of PyTorch
+                if isinstance(error, _errors.Error):
+                    raise
+                raise _errors.OutOfMemory(
+                    f"KVCache: pages: no memory for pools of {counts} pages in {self.layers} "
+                    f"layers and tables of {self.sequences} sequences: {_first_line(error)}"
+                ) from None
         # Refuses what no kernel takes, before the first step does.
         self._plan(1, self.sequences, None)
 
@@ -318,6 +338,15 @@ class KVCache:
                 "KVCache: pages: a captured graph holds the pools, so that they cannot grow: give "
                 "a number of pages instead of 'grow'"
             )
+        try:
+            self._grow_pools(n, count)
+        except RuntimeError as error:  # layers that are larger already stay so
+            raise _errors.OutOfMemory(
+                f"KVCache: pages: no memory for {count} pages a layer: {_first_line(error)}"
+            ) from None
+        self._pages[n].add(count - len(self._pages[n]))
+
+    def _grow_pools(self, n: int, count: int) -> None:
         for pools in self._pools:
             k, v, k_scale, v_scale = pools[n]
             pools[n] = _cache_plans.Pools(
@@ -326,9 +355,10 @@ class KVCache:
                 None if k_scale is None else self._larger(n, count, k_scale),
                 None if v_scale is None else self._larger(n, count, v_scale),
             )
-        self._pages[n].add(count - len(self._pages[n]))
 
     def _larger(self, n: int, count: int, pool: Tensor) -> Tensor:
+        if len(pool) >= count:
+            return pool
         with torch.inference_mode(False):
             made = self._pool(self._groups[n], count, pool.dim() == 3)
         made[: pool.shape[0]] = pool
@@ -430,7 +460,8 @@ class KVCache:
         return self._plans[min(fits, key=lambda key: (key[1], -key[0]))]
 
     def _capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        """Whether the current stream of the cache's device is being captured into a graph."""
+        return self.device.type == "cuda" and _cuda.captured(self.device.index)
 
     def _to_device(self, values: Any) -> Tensor:
         """Integers of the host as int32 on the device, without waiting for it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Iterable
@@ -74,11 +75,15 @@ def strides(layout: str, shape: Any, given: Any, itemsize: int, rows: bool = Fal
     return Strides(*found, reach * itemsize)
 
 
+_numbers = itertools.count()
+
+
 class Call:
     """A plan, and descriptors of runs on tensors of one signature."""
 
     __slots__ = (
-        "batch", "hollow", "notes", "places", "plan", "pool", "run_c", "template", "workspace",
+        "batch", "hollow", "notes", "number", "places", "plan", "pool", "run_c", "template",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +111,7 @@ class Call:
         self.hollow = tuple(_PLACES[name] for name, stride in tensors.items() if not stride.bytes)
         self.pool: list[Slot] = []
         self.run_c = _native.library().tess_run
+        self.number = next(_numbers)
         self.notes: Any = None  # of who prepared it
 
     def take(self) -> Slot:

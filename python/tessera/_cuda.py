@@ -26,8 +26,8 @@ current_stream: Callable[[int], int] = getattr(
 )
 
 
-def _captured(device: int) -> bool:
-    """Whether the device's current stream is being captured; PyTorch asks the current device's."""
+def captured(device: int) -> bool:
+    """Whether a device's current stream is being captured; PyTorch asks the current device's."""
     if device == _current_device():
         return _capturing()
     with torch.cuda.device(device):
@@ -61,14 +61,14 @@ def launch(call: _calls.Call, slot: _calls.Slot, q: torch.Tensor, keep: bool) ->
     plan = call.plan
     if stream not in plan.streams:
         _first_on(stream, plan, q.device)
-    captured = _captured(device)
-    if captured and not plan.pinned:
+    in_graph = captured(device)
+    if in_graph and not plan.pinned:
         _plans.pin(plan)
     size = call.workspace
     if not size:
         call.run(slot, 0, stream)
         return
-    if not keep or captured or size > _KEPT_BYTES or _plans.FOREIGN in plan.streams:
+    if not keep or in_graph or size > _KEPT_BYTES or _plans.FOREIGN in plan.streams:
         work = q.new_empty(size, dtype=_bytes)
         call.run(slot, work.data_ptr(), stream)
         return

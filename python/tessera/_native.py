@@ -218,7 +218,7 @@ def load(path: str | os.PathLike[str] | None = None) -> str:
     """
     global _library, _path
     with _lock:
-        wanted = None if path is None else str(pathlib.Path(path).resolve())
+        wanted = None if path is None else _resolved(path)
         if _library is not None and _path is not None:
             if wanted is not None and wanted != _path:
                 raise RuntimeError(f"tessera.load: path: {_path} is open already, not {wanted}")
@@ -231,15 +231,27 @@ def load(path: str | os.PathLike[str] | None = None) -> str:
             raise _errors.Unavailable(f"tessera.load: path: {error}") from None
         if not hasattr(opened, "tess_version"):
             raise _errors.Unavailable(f"tessera.load: path: {chosen} is no Tessera library")
-        _declare(opened)
+        opened.tess_version.restype = u32
         number = int(opened.tess_version())
         if (number // 1000000, number // 1000 % 1000) != VERSION:
             raise _errors.VersionMismatch(
                 f"tessera.load: path: {chosen} has version {number // 1000000}."
                 f"{number // 1000 % 1000}, and this package is for {VERSION[0]}.{VERSION[1]}"
             )
+        _declare(opened)  # which a library of another version need not have
         _library, _path = opened, chosen
         return chosen
+
+
+def _resolved(path: Any) -> str:
+    try:
+        return str(pathlib.Path(path).resolve())
+    except TypeError:
+        raise TypeError(
+            f"tessera.load: path: the path of a library is needed, got {path!r}"
+        ) from None
+    except (ValueError, OSError, RuntimeError) as error:
+        raise _errors.InvalidArgument(f"tessera.load: path: {path!r}: {error}") from None
 
 
 def _declare(library: ctypes.CDLL) -> None:

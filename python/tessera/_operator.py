@@ -104,6 +104,11 @@ def token(cache: KVCache) -> Tensor:
 
 
 def _of(token: Tensor) -> KVCache:
+    if token.shape != (2,) or token.dtype != torch.int64:
+        raise _errors.InvalidArgument(
+            "attention: token: that of a cache is needed, torch.int64 [2], got "
+            f"{token.dtype} {list(token.shape)}"
+        )
     cache = _caches.get(int(token[0]))
     if cache is None:
         raise _errors.InvalidArgument("attention: cache: it is gone, or of another process")
@@ -111,8 +116,9 @@ def _of(token: Tensor) -> KVCache:
 
 
 def _lengths(token: Tensor, sequences: int, device: torch.device) -> Tensor:
+    found = _of(token).lengths.clone()
     token[1] += 1
-    return _of(token).lengths.clone()
+    return found
 
 
 def _fake_lengths(token: Tensor, sequences: int, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _errors, _layouts, _native, _runtime
+from . import _errors, _layouts, _native, _runtime, _shapes
 
 FOREIGN = -1  # among the streams of a plan: one that may be gone when the plan is released
 Lengths = bytes | None  # int64 values, as the C library takes them
@@ -61,6 +61,7 @@ class Plan:
         self._release_after = _native.library().tess_plan_release_after
         self.problem = problem
         self.used = 0  # when, in ticks of the cache
+        self.dropped = False  # by the cache
         self.pinned = False  # a captured graph refers to it
         self.streams: set[int] = set()  # native streams that it ran on
         self.calls: set[Any] = set()  # keys of prepared calls that hold this plan
@@ -135,6 +136,8 @@ _lock = threading.Lock()
 _plans: dict[Problem, Plan] = {}
 _pinned: set[Plan] = set()  # of captured graphs
 calls: dict[Any, Any] = {}  # prepared calls by signature; see `Call` of _calls.py
+# The last one of each set of words, and how to tell that it fits; see _recent.py.
+recent: dict[Any, tuple[Any, ...]] = {}
 on_clear: list[Callable[[], None]] = []  # what else cache_clear drops
 _bytes = 0
 _max_plans, _max_bytes = 64, 64 << 20
@@ -191,6 +194,16 @@ def remember(plan_: Plan, key: Any, call: Any) -> None:
             calls[key] = call
 
 
+def remember_recent(key: Any, entry: tuple[Any, ...], plan_: Plan) -> None:
+    """Keeps a recent call, unless the cache has dropped its plan. Without the lock, which a call
+    that finds its plan does not take otherwise."""
+    if len(recent) >= 64:
+        recent.clear()
+    recent[key] = entry
+    if plan_.dropped:  # before that, so that nothing else takes it out
+        recent.pop(key, None)
+
+
 def _shrink(keep: Plan | None) -> list[Any]:
     """Drops the plans that were not used for longest until the bounds hold. With the lock held."""
     global _bytes, _dropped
@@ -205,6 +218,10 @@ def _shrink(keep: Plan | None) -> list[Any]:
         _dropped += 1
         dropped.append(oldest)
         dropped += [calls.pop(key, None) for key in oldest.calls]
+        oldest.dropped = True
+    if dropped:  # whichever plans they are of
+        dropped += recent.values()
+        recent.clear()
     return dropped
 
 
@@ -214,11 +231,11 @@ def cache_limits(plans: int | None = None, bytes: int | None = None) -> None:
     the last call and those of captured graphs stay whatever the bounds are."""
     global _max_plans, _max_bytes
     for name, value in (("plans", plans), ("bytes", bytes)):
-        if value is not None and (not isinstance(value, int) or value < 0):
+        if value is not None and _shapes.integer(f"cache_limits: {name}", value) < 0:
             raise _errors.InvalidArgument(f"cache_limits: {name}: 0 or more, got {value!r}")
     with _lock:
-        _max_plans = _max_plans if plans is None else plans
-        _max_bytes = _max_bytes if bytes is None else bytes
+        _max_plans = _max_plans if plans is None else int(plans)
+        _max_bytes = _max_bytes if bytes is None else int(bytes)
         dropped = _shrink(None)
     del dropped
 
@@ -247,6 +264,7 @@ def _forget() -> None:
     _plans.clear()
     _pinned.clear()
     calls.clear()
+    recent.clear()
     _bytes = 0
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from . import _errors, _native, _plans, patterns
 
+_MOST_HEADS = 1024  # every pair of heads may be looked at
 _HEAD_DIM = 64  # of the plans that count; kept pairs do not depend on it
 
 
@@ -111,6 +112,10 @@ def _model(
             f"assign_heads: heads: {pattern} does not say how many heads the model has"
         )
     total = patterns.integer("assign_heads: heads", heads, 1)
+    if total > _MOST_HEADS:
+        raise _errors.InvalidArgument(
+            f"assign_heads: heads: at most {_MOST_HEADS} is needed, got {total}"
+        )
     if told is not None and told != total:
         raise _errors.InvalidArgument(
             f"assign_heads: heads: {told} by the pattern is needed, got {total}"

@@ -165,7 +165,7 @@ def as_tensors(values: _shapes.Lengths | None) -> tuple[Tensor | None, ...]:
 
 def _capturing(q: Tensor) -> bool:
     """Whether the current stream of q's device is being captured into a graph."""
-    return q.is_cuda and torch.cuda.is_current_stream_capturing()
+    return q.is_cuda and _cuda.captured(q.get_device())
 
 
 def _device(q: Tensor) -> str:
@@ -191,15 +191,26 @@ def forward(
     keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """O, and LSE where the flags ask for it. `keep`: the workspace may be kept for later calls."""
+    return run_forward(find_forward(q, k, v, words, given), q, k, v, keep)
+
+
+def find_forward(
+    q: Tensor, k: Tensor, v: Tensor, words: Words, given: _shapes.Lengths | None
+) -> _calls.Call:
+    """The prepared call of these tensors and words."""
     key = (
         words, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype,
         v.dtype, q.device, k.device, v.device, given,
     )  # fmt: skip
-    call = _find(key)
-    if call is None:
-        call = _prepare_forward(key, q, k, v, words, given)
-    else:
-        call.plan.used = _next_tick()
+    call: _calls.Call | None = _find(key)
+    return _prepare_forward(key, q, k, v, words, given) if call is None else call
+
+
+def run_forward(
+    call: _calls.Call, q: Tensor, k: Tensor, v: Tensor, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What a prepared call makes of tensors of its signature."""
+    call.plan.used = _next_tick()
     plain, like, shape, strides, lse_like, fill, run = call.notes
     if not plain:
         q, k, v = _rows(q), _rows(k), _rows(v)
@@ -269,13 +280,34 @@ def backward(
     keep: bool = False,
 ) -> Gradients:
     """Gradients of q, k and v; None where none is wanted. `keep` as in forward."""
-    q, k, v, o, lse = saved
+    d_o, d_lse = real_gradients(d_o, d_lse, saved[0])
+    call = find_backward(d_o, d_lse, saved, wanted, words, given)
+    return run_backward(call, d_o, d_lse, saved, wanted, words[1], keep)
+
+
+def real_gradients(
+    d_o: Tensor | None, d_lse: Tensor | None, q: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of O and LSE whose memory holds their values."""
     if d_o is None:  # only LSE was used
         d_o = q.new_zeros(q.shape[-1:]).expand(q.shape)
     if d_o.is_neg():  # a view that PyTorch negates when it is read
         d_o = d_o.resolve_neg()
     if d_lse is not None and d_lse.is_neg():
         d_lse = d_lse.resolve_neg()
+    return d_o, d_lse
+
+
+def find_backward(
+    d_o: Tensor,
+    d_lse: Tensor | None,
+    saved: Saved,
+    wanted: Wanted,
+    words: Words,
+    given: _shapes.Lengths | None,
+) -> _calls.Call:
+    """The prepared call of these tensors and words."""
+    q, k, v, o, lse = saved
     key = (
         words, wanted, q.shape, k.shape, v.shape, o.shape, lse.shape, d_o.shape, q.stride(),
         k.stride(), v.stride(), o.stride(), lse.stride(), d_o.stride(), q.dtype, k.dtype, v.dtype,
@@ -283,11 +315,24 @@ def backward(
         lse.device, None if d_lse is None else
         (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device), given,
     )  # fmt: skip
-    call = _find(key)
+    call: _calls.Call | None = _find(key)
     if call is None:
-        call = _prepare_backward(key, d_o, d_lse, saved, wanted, words, given)
-    else:
-        call.plan.used = _next_tick()
+        return _prepare_backward(key, d_o, d_lse, saved, wanted, words, given)
+    return call
+
+
+def run_backward(
+    call: _calls.Call,
+    d_o: Tensor,
+    d_lse: Tensor | None,
+    saved: Saved,
+    wanted: Wanted,
+    layout: str,
+    keep: bool,
+) -> Gradients:
+    """What a prepared call makes of tensors of its signature."""
+    call.plan.used = _next_tick()
+    q, k, v, o, lse = saved
     plain, simple, like_q, like_k, run = call.notes
     if not plain:
         q, k, v, o, d_o = _rows(q), _rows(k), _rows(v), _rows(o), _rows(d_o)
@@ -297,7 +342,7 @@ def backward(
     if simple:
         made_q, made_k, made_v = _empty_like(q), _empty_like(k), _empty_like(v)
     else:
-        layout, batch = words[1], call.batch
+        batch = call.batch
         made_q = _gradient(q, layout, like_q, batch.q_whole) if wanted[0] else None
         made_k = _gradient(k, layout, like_k, batch.kv_whole) if wanted[1] else None
         made_v = _gradient(v, layout, like_k, batch.kv_whole) if wanted[2] else None

@@ -89,6 +89,8 @@ def info(file: TextIO | None = None) -> None:
 
     file: where to, standard output by default.
     """
+    if file is not None and not hasattr(file, "write"):
+        raise TypeError(f"info: file: an open text file is needed, got {file!r}")
     version = int(_native.library().tess_version())
     lines = [
         f"Tessera {version // 1000000}.{version // 1000 % 1000}.{version % 1000}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,23 @@ def integer(what: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):  # what tensors raise
         raise TypeError(f"{what}: an integer is needed, got {value!r}") from None
+
+
+def flag(what: str, value: object) -> bool:
+    """`value` as a bool; `what` names the function and the argument."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{what}: True or False is needed, got {value!r}")
+
+
+def number(what: str, value: Any) -> float:
+    """`value` as a float; `what` names the function and the argument."""
+    try:
+        if not hasattr(value, "__float__") or getattr(value, "requires_grad", False):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"{what}: a number is needed, got {str(value)[:80]}") from None
 
 
 def wrong_layout(layout: object) -> _errors.InvalidArgument:
@@ -115,16 +132,18 @@ class Batch(NamedTuple):
     lengths: Lengths  # with cu_k filled in
 
 
-def _each(name: str, values: bytes | None, batch: int, most: int | None) -> Array | None:
+_LAST = 2**31 - 65537  # the last position that C takes
+
+
+def _each(name: str, values: bytes | None, batch: int, most: int) -> Array | None:
     if values is None:
         return None
     found = array(values)
     if found.size != batch:
         raise wrong(name, f"a value for each of {batch} sequences is needed", f"{found.size}")
-    if batch and (found.min() < 0 or (most is not None and found.max() > most)):
-        n = int(np.argmax((found < 0) | (found > (most if most is not None else found.max()))))
-        bound = "0 or more" if most is None else f"0 to {most}"
-        raise wrong(f"{name}[{n}]", f"{bound} is needed", int(found[n]))
+    if batch and (found.min() < 0 or found.max() > most):
+        n = int(np.argmax((found < 0) | (found > most)))
+        raise wrong(f"{name}[{n}]", f"0 to {most} is needed", int(found[n]))
     return found
 
 
@@ -169,8 +188,8 @@ def batch(layout: str, sizes: Shape, lengths: Lengths) -> Batch:
         keys = np.full(count, sizes.kv_len, dtype=np.int64) if some is None else some
         q_whole = rows is None or bool((rows == sizes.q_len).all())
         kv_whole = some is None or bool((some == sizes.kv_len).all())
-    _each("q_first", lengths.q_first, count, None)
-    first = _each("kv_first", lengths.kv_first, count, None)
+    _each("q_first", lengths.q_first, count, _LAST)
+    first = _each("kv_first", lengths.kv_first, count, _LAST)
     ends = keys if first is None else keys + first
     most = int(ends.max()) if count else 0
     return Batch(count, most, q_whole, kv_whole, lengths)

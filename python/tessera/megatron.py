@@ -260,6 +260,12 @@ def _cumulative(params: Any) -> tuple[Tensor, Tensor]:
     at_q = cu_q if at_q is None else at_q
     at_k = cu_k if at_k is None else at_k
     given = (cu_q, cu_k, at_q, at_k)
+    for x in given:
+        if not isinstance(x, Tensor) or x.dim() != 1 or x.dtype not in (torch.int32, torch.int64):
+            got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
+            raise tessera.InvalidArgument(
+                f"packed_seq_params: cumulative lengths are 1-D tensors of integers, got {got}"
+            )
     if any(x.is_inference() for x in given):  # these have no versions
         return _made(given)
     key, versions = tuple(map(id, given)), tuple(x._version for x in given)

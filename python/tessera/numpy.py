@@ -63,7 +63,10 @@ def _lengths(*given: Lengths) -> _shapes.Lengths:
         if values is None:
             found.append(None)
             continue
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except (TypeError, ValueError, OverflowError):
+            array = np.asarray(None)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise _shapes.wrong(
                 name, "integers [sequences] are needed", f"{array.dtype} {list(array.shape)}"
@@ -99,11 +102,13 @@ def _prepare(
     tensors: dict[str, _calls.Strides],
     determinism: int = 0,
 ) -> _calls.Call:
-    if not isinstance(pattern, patterns.Pattern):
+    if not isinstance(pattern, patterns.Pattern) or not hasattr(pattern, "_spec"):
         raise TypeError(
             "attention: pattern: tessera.S2, Dense, Window or Blocks is needed, got "
             f"{type(pattern).__name__}"
         )
+    if scale is not None:
+        scale = _shapes.number("attention: scale", scale)
     key: tuple[Any, ...] = (
         "numpy", op, pattern.spec, layout, scale, str(q.dtype), sizes, lengths, determinism,
         *tensors.items(),
@@ -168,6 +173,7 @@ def gradients(
     o, lse: what `attention` returned for the same arguments.
     d_o: the gradient of O, of its shape and type; d_lse: that of LSE, or None for 0.
     """
+    free = not _shapes.flag("attention: deterministic", deterministic)
     q, k, v, o = _array("q", q), _array("k", k), _array("v", v), _array("o", o)
     d_o = _array("d_o", d_o)
     sizes = _shapes.shape(layout, q.shape, k.shape, v.shape)
@@ -181,7 +187,10 @@ def gradients(
     for name, given, expected in (("lse", lse, shape), ("d_lse", d_lse, shape)):
         if given is None and name == "d_lse":
             continue
-        array = np.asarray(_array(name, given), dtype=np.float32)
+        array = _array(name, given)
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+            raise _shapes.wrong(name, "an array of floats is needed", array.dtype)
+        array = array.astype(np.float32, copy=False)
         if array.shape != expected:
             raise _shapes.wrong(name, f"the shape {list(expected)} is needed", list(array.shape))
         tensors[name] = _strides(layout, array, rows=True)
@@ -198,7 +207,7 @@ def gradients(
     for name, array in zip(("d_q", "d_k", "d_v"), made, strict=True):
         tensors[name] = _strides(layout, array)
     call = _prepare(
-        _native.BACKWARD, q, pattern, layout, scale, sizes, lengths, tensors, int(not deterministic)
+        _native.BACKWARD, q, pattern, layout, scale, sizes, lengths, tensors, int(free)
     )
     if q.size or k.size:
         _calls.run_on_host(call, call.fill(x.ctypes.data for x in (*arrays, d_o, *made)))

@@ -12,6 +12,7 @@ import base64
 import collections
 import dataclasses
 import hashlib
+import math
 import threading
 import weakref
 import zlib
@@ -41,6 +42,32 @@ def integer(what: str, value: object, least: int) -> int:
     return number
 
 
+def _positions(what: str, given: Any) -> npt.NDArray[np.int64]:
+    """Positions from a list of them, or from their number."""
+    if hasattr(given, "__index__") and np.ndim(given) == 0:
+        return np.arange(integer(what, given, 0), dtype=np.int64)
+    try:
+        found = [_shapes.integer(what, one) for one in given]
+    except TypeError:
+        raise TypeError(f"{what}: positions or their number are needed, got {given!r}") from None
+    if max(map(abs, found), default=0) >= 2**62:
+        raise _errors.InvalidArgument(f"{what}: a magnitude below 2^62 is needed, got {found}")
+    return np.asarray(found, dtype=np.int64)
+
+
+def _head_ids(what: str, given: Any, total: int | None = None) -> tuple[int, ...]:
+    """Numbers of heads, below `total`."""
+    try:
+        ids = tuple(integer(what, head, 0) for head in given)
+    except TypeError:
+        raise TypeError(f"{what}: a list of integers is needed, got {given!r}") from None
+    if not ids:
+        raise _errors.InvalidArgument(f"{what}: at least one is needed, got ()")
+    if total is not None and max(ids) >= total:
+        raise _errors.InvalidArgument(f"{what}: below heads_total={total}, got {max(ids)}")
+    return ids
+
+
 @dataclasses.dataclass(frozen=True)
 class Heads:
     """Which heads of a model the heads of a call are, in numbers that C takes."""
@@ -53,6 +80,11 @@ class Heads:
 
 class Pattern:
     """What all patterns have in common. Make one with S2, Dense, Window or Blocks."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        if cls is Pattern:
+            raise TypeError("Pattern: make one with S2, Dense, Window or Blocks")
+        return super().__new__(cls)
 
     causal: bool
     _spec: ClassVar[str]  # of each value; a class variable is no field of a dataclass
@@ -74,6 +106,7 @@ class Pattern:
         self, head_ids: Sequence[int], heads_total: int, kv_heads_total: int | None = None
     ) -> Pattern:
         """This pattern for some heads of a model: `head_ids` of `heads_total` query heads."""
+        _head_ids("on_heads: head_ids", head_ids, integer("on_heads: heads_total", heads_total, 1))
         return self
 
     def mask(
@@ -89,10 +122,14 @@ class Pattern:
         q, k: the positions of queries and keys, or how many there are from position 0 on.
         heads, kv_heads: of the call; `heads` is what the pattern says, or 1.
         """
-        p = np.arange(q) if isinstance(q, int) else np.asarray(list(q), dtype=np.int64)
-        t = np.arange(k) if isinstance(k, int) else np.asarray(list(k), dtype=np.int64)
+        p, t = _positions("mask: q", q), _positions("mask: k", k)
         n_heads = self._heads_here() if heads is None else integer("mask: heads", heads, 1)
         n_kv_heads = n_heads if kv_heads is None else integer("mask: kv_heads", kv_heads, 1)
+        if n_heads % n_kv_heads:
+            raise _errors.InvalidArgument(
+                f"mask: kv_heads: a divisor of heads={n_heads} is needed, got {n_kv_heads}"
+            )
+        self.heads(n_heads, n_kv_heads)  # raises where they do not fit
         p, t = p[:, None], t[None, :]
         rows = [self._kept(head, n_heads, n_kv_heads, p, t) for head in range(n_heads)]
         kept = np.stack([np.broadcast_to(row, (p.shape[0], t.shape[1])) for row in rows])
@@ -156,6 +193,7 @@ class Dense(Pattern):
     causal: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "causal", _shapes.flag("Dense: causal", self.causal))
         object.__setattr__(self, "_spec", f"dense causal={int(self.causal)}")
 
     def fill(self, desc: Any) -> object:
@@ -185,6 +223,7 @@ class Window(Pattern):
         for name, least in (("left", -1), ("right", -1), ("sinks", 0)):
             value = integer(f"Window: {name}", getattr(self, name), least)
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "causal", _shapes.flag("Window: causal", self.causal))
         words = f"left={self.left} right={self.right} sinks={self.sinks}"
         object.__setattr__(self, "_spec", f"window causal={int(self.causal)} {words}")
 
@@ -259,16 +298,12 @@ class S2(Pattern):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, integer(f"S2: {name}", value, bound))
+        for name in ("per_kv_head", "homogeneous", "causal"):
+            object.__setattr__(self, name, _shapes.flag(f"S2: {name}", getattr(self, name)))
         if self.head_ids is not None:
-            ids = tuple(integer("S2: head_ids", head, 0) for head in self.head_ids)
             if self.head_first:
                 raise _errors.InvalidArgument("S2: head_first: not together with head_ids")
-            if not ids:
-                raise _errors.InvalidArgument("S2: head_ids: at least one is needed, got ()")
-            if self.heads_total is not None and max(ids) >= self.heads_total:
-                raise _errors.InvalidArgument(
-                    f"S2: head_ids: below heads_total={self.heads_total}, got {max(ids)}"
-                )
+            ids = _head_ids("S2: head_ids", self.head_ids, self.heads_total)
             object.__setattr__(self, "head_ids", ids)
         words = ["s2"]
         for name in self._words:
@@ -292,7 +327,7 @@ class S2(Pattern):
     ) -> S2:
         return dataclasses.replace(
             self,
-            head_ids=tuple(head_ids),
+            head_ids=_head_ids("on_heads: head_ids", head_ids),
             head_first=0,
             heads_total=heads_total,
             kv_heads_total=kv_heads_total,
@@ -336,6 +371,10 @@ class S2(Pattern):
         if self.head_ids is not None and self.heads_total is None:
             total = max(self.head_ids) + 1
         kv_total = self.kv_heads_total or max(1, total * kv_heads // heads)
+        if total % kv_total:
+            raise _errors.InvalidArgument(
+                f"mask: kv_heads_total: a divisor of heads_total={total} is needed, got {kv_total}"
+            )
         if ident >= total - self.dense_heads:
             return np.ones(np.broadcast_shapes(p.shape, t.shape), dtype=np.bool_)
         i, j = p // self.block, t // self.block
@@ -373,6 +412,8 @@ class Blocks(Pattern):
             array = np.asarray(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"Blocks: mask: an array of booleans is needed ({error})") from None
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"Blocks: mask: an array of booleans is needed, got {array.dtype}")
         if array.ndim == 2:
             array = array[None]
         if array.ndim != 3 or array.shape[0] < 1:
@@ -384,7 +425,7 @@ class Blocks(Pattern):
         array.flags.writeable = False
         object.__setattr__(self, "mask_array", array)
         object.__setattr__(self, "block", integer("Blocks: block", block, 1))
-        object.__setattr__(self, "causal", bool(causal))
+        object.__setattr__(self, "causal", _shapes.flag("Blocks: causal", causal))
         self._name()
 
     def _name(self) -> None:
@@ -421,13 +462,15 @@ class Blocks(Pattern):
         self, head_ids: Sequence[int], heads_total: int, kv_heads_total: int | None = None
     ) -> Blocks:
         if self.mask_array.shape[0] == 1:
+            super().on_heads(head_ids, heads_total)
             return self
         if self.mask_array.shape[0] != heads_total:
             raise _errors.InvalidArgument(
                 f"on_heads: heads_total: the mask has {self.mask_array.shape[0]} heads, "
                 f"not {heads_total}"
             )
-        return Blocks(self.mask_array[list(head_ids)], self.block, self.causal)
+        ids = _head_ids("on_heads: head_ids", head_ids, heads_total)
+        return Blocks(self.mask_array[list(ids)], self.block, self.causal)
 
     def fill(self, desc: Any) -> object:
         array = self.mask_array
@@ -512,7 +555,9 @@ def _parse(spec: str) -> Pattern:
             return found
         shape = tuple(map(int, words["shape"].split(",")))
         bits = np.frombuffer(zlib.decompress(base64.b64decode(words["bits"])), dtype=np.uint8)
-        count = int(np.prod(shape))
+        count = math.prod(shape)
+        if len(shape) != 3 or min(shape) < 0 or not 0 <= len(bits) * 8 - count < 8:
+            raise ValueError(f"shape={words['shape']} of {len(bits) * 8} bits")
         array = np.unpackbits(bits, count=count).reshape(shape).astype(np.bool_)
         return Blocks(array, int(words["block"]), bool(int(words["causal"])))
     raise _errors.InvalidArgument(f"pattern: no pattern is called {kind!r}")

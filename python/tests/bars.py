@@ -9,7 +9,8 @@ folder with its package is given. Each is checked against the first before its t
 a line for each shape, and ends with 1 where a bar is missed.
 
 At 2,048 tokens the device may wait for the host, mostly for PyTorch's own threads. So there the
-step is also captured into a graph and replayed, and the time that the host takes is told.
+step is also taken without threads of autograd, and captured into a graph and replayed, and the time
+that the host takes is told.
 """
 
 from __future__ import annotations
@@ -87,6 +88,16 @@ def captured(step: Step) -> Step:
         return results
 
     return replay
+
+
+def in_one_thread(step: Step) -> Step:
+    """A step whose backward runs in the thread that asks for it."""
+
+    def run() -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return step()
+
+    return run
 
 
 def host_microseconds(step: Step, number: int = 50) -> float:
@@ -170,6 +181,7 @@ def measure(heads: int, tokens: int, seconds: float, dkernel: str | None) -> lis
         steps[f"{name}, C alone"] = bare(ours(name == "deterministic"), inputs, d_o)
     if tokens <= 2048:
         for name in ("deterministic", "free"):
+            steps[f"{name}, one thread"] = in_one_thread(steps[name])
             steps[f"{name}, captured"] = captured(steps[name])
     if dkernel is not None and tokens >= 8192:
         steps["dkernel"] = trained(peer(dkernel, heads, tokens), inputs, d_o)
@@ -191,7 +203,7 @@ def measure(heads: int, tokens: int, seconds: float, dkernel: str | None) -> lis
             if ratio < least:
                 missed.append(f"H={heads}, {tokens} tokens: {name} {ratio:.2f}x of {least}x")
         alone = middle[f"{name}, C alone"]
-        for one in (name, f"{name}, captured"):
+        for one in (name, f"{name}, one thread", f"{name}, captured"):
             if one not in middle:
                 continue
             more = (middle[one] - alone) * 1e3

@@ -198,9 +198,23 @@ def another_device_than_the_current_one() -> str | None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = step(other)
+            with torch.cuda.device(0):  # what is captured is still q's device
+                again = tessera.attention(*plain, PATTERN)
+                for refused in (
+                    lambda: tessera.attention(*[x[:, :17] for x in plain], PATTERN),
+                    lambda: tessera.attention(*[x[:, :17] for x in plain], cache=cache),
+                    lambda: cache.length(0),
+                ):
+                    try:
+                        refused()
+                    except tessera.InvalidArgument as error:
+                        assert "captured" in str(error)
+                    else:
+                        raise AssertionError("no error")
         graph.replay()
         torch.cuda.synchronize()
     same(captured, found)
+    same([again], [tessera.attention(*plain, PATTERN)])
     return None
 
 

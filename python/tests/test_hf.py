@@ -307,6 +307,8 @@ def test_what_cannot_be_done_is_refused_by_name():
         forward(attention_mask=gaps)
     with pytest.raises(tessera.Unsupported, match="^attention_mask: a mask of your own"):
         forward(attention_mask=torch.zeros(2, 1, 37, 37))
+    with pytest.raises(tessera.InvalidArgument, match="^attention_mask: a row .* 2 .* got shape"):
+        forward(attention_mask=torch.ones(3, 37, dtype=torch.long))
     with pytest.raises(tessera.Unsupported, match="^sliding_window: 16 tokens"):
         forward(kind="phi3", settings={"sliding_window": 16}, use_cache=False)
     with pytest.raises(refused, match="output_attentions"):

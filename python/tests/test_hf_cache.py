@@ -289,6 +289,11 @@ def test_what_cannot_be_done_is_refused_by_name():
         tessera.hf.S2Cache("llama")
     with pytest.raises(TypeError, match="pattern: a tessera pattern"):
         tessera.hf.S2Cache(eager.config, 3)
+    for name, word in (("max_tokens", 0), ("max_chunk", "x"), ("page", 17), ("kv_dtype", "int4")):
+        with pytest.raises((tessera.InvalidArgument, TypeError), match=f"{name}: .* got"):
+            tessera.hf.S2Cache(model.config, **{name: word})
+    with pytest.raises(TypeError, match="crop: tokens_to_remove: .* got 'x'"):
+        compact(model).crop("x")
     with torch.no_grad():
         with pytest.raises(tessera.InvalidArgument, match="layer 0 of S2Cache is for"):
             model(ids, past_key_values=tessera.hf.S2Cache(model.config, tessera.S2(4, 2, 2)))

@@ -304,3 +304,7 @@ def test_wrong_calls_are_named():
     )
     with pytest.raises(tessera.InvalidArgument, match="sequence 0 has 9 tokens in a place for 8"):
         layer(q[:, 0], k[:, 0], v[:, 0], None, packed_seq_params=params)
+    for wrong in ([0, 8], short.float(), short[None]):
+        params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=short, cu_seqlens_kv=wrong)
+        with pytest.raises(tessera.InvalidArgument, match="^packed_seq_params: .* got "):
+            layer(q[:, 0], k[:, 0], v[:, 0], None, packed_seq_params=params)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import tessera
-from tessera import _cuda, _plans
+from tessera import _cuda, _plans, _runs
 
 
 class Plan:
@@ -34,17 +35,25 @@ class Call:
 
 
 class Driver:
-    """A current stream, and whether it is captured."""
+    """A current device and stream, and which device's is captured."""
 
-    stream, captured = 7, False
+    stream, device, captured = 7, -1, None
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     found = Driver()
     monkeypatch.setattr(_cuda, "current_stream", lambda _: found.stream)
-    monkeypatch.setattr(_cuda, "_capturing", lambda: found.captured)
-    monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
+
+    @contextlib.contextmanager
+    def device(wanted: int) -> Iterator[None]:
+        before, found.device = found.device, wanted
+        yield
+        found.device = before
+
+    monkeypatch.setattr(_cuda, "_capturing", lambda: found.device == found.captured)
+    monkeypatch.setattr(_cuda, "_current_device", lambda: found.device)
+    monkeypatch.setattr(torch.cuda, "device", device)
     yield found
     _cuda._kept.clear()
 
@@ -78,7 +87,7 @@ def test_a_run_that_is_being_queued_shares_its_workspace_with_nobody(driver: Dri
 def test_a_capture_and_its_replays_have_a_workspace_of_their_own(driver: Driver) -> None:
     call = Call(100)
     kept = launch(call)
-    driver.captured = True
+    driver.captured = -1
     try:
         assert launch(call) != kept and call.plan.pinned
     finally:
@@ -109,3 +118,20 @@ def test_what_is_not_kept(driver: Driver) -> None:
         call.plan.streams.add(driver.stream)
         launch(call)
     assert len(_cuda._kept) == _cuda._KEPT
+
+
+def test_the_device_of_a_call_is_asked_whether_it_is_captured(driver: Driver) -> None:
+    class Q:
+        is_cuda = True
+
+        def get_device(self) -> int:
+            return 1
+
+    cache = tessera.KVCache(tessera.Dense(), 1, 1, 8, max_tokens=16)
+    cache.device = torch.device("cuda", 1)
+    for driver.device in (0, 1):
+        for driver.captured in (0, 1, None):
+            found = _runs._capturing(Q()), cache._capturing()  # type: ignore[arg-type]
+            assert found == (driver.captured == 1,) * 2
+    assert driver.device == 1
+    assert not _runs._capturing(torch.empty(1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,10 @@ def numbers(name: str, value: Tensor | Sequence[int], count: int | None) -> list
                 f"{name}: a 1-D tensor of integers, got {value.dtype} {list(value.shape)}"
             )
         value = value.tolist()
-    found = [int(n) for n in value]
+    try:
+        found = [operator.index(n) for n in value]
+    except TypeError:
+        raise invalid(f"{name}: a list or tensor of integers is needed, got {value!r}") from None
     if count is not None and len(found) != count:
         raise invalid(f"{name}: {count} values, one for each sequence, got {len(found)}")
     return found

@@ -87,6 +87,9 @@ def get_sparse_attn_mask(
     if dense_heads > kv_heads:
         raise invalid(f"num_dense_heads: at most {kv_heads} heads here, got {dense_heads}")
 
+    if head_sliding_step is not None:
+        head_sliding_step = whole("head_sliding_step", head_sliding_step, -(2**31))
+    head_sliding_offset = whole("head_sliding_offset", head_sliding_offset, -(2**31))
     first_query = _first_block("q_start_position", q_start_position, block)
     first_key = _first_block("kv_start_position", kv_start_position, block)
     i = first_query + torch.arange(-(-tokens // block))[:, None]

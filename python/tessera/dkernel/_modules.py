@@ -7,7 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,10 @@ class SparseAttention(torch.nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        mask = torch.as_tensor(sparse_pattern).detach().cpu() != 0
+        try:
+            mask = torch.as_tensor(sparse_pattern).detach().cpu() != 0
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise invalid(f"sparse_pattern: a mask is needed ({str(error)[:80]})") from None
         verify_sparse_pattern(mask)
         mask = mask[None] if mask.dim() == 2 else mask
         self._set_up(block_size, causal, seq_dim, block_m, block_n, kwargs)
@@ -163,7 +166,7 @@ class SparseAttention(torch.nn.Module):
         tokens] for either seq_dim, packed [heads, tokens]; -inf where a query sees no key.
         """
         q, k, v = _unpack(q, k, v, split_qkv)
-        scale = sm_scale or 1.0 / math.sqrt(q.size(-1))
+        scale = _number("sm_scale", sm_scale) or 1.0 / math.sqrt(q.size(-1))
         if q.dim() == 3:
             for name, given in (("left_paddings", left_paddings), ("seqlens", seqlens)):
                 if given is not None:
@@ -260,6 +263,8 @@ class SparseAttention(torch.nn.Module):
         out = self.kwargs.get("out")
         if out is None:
             return o
+        if not isinstance(out, Tensor):
+            raise invalid(f"out: a tensor is needed, got {out!r}")
         if out.shape != o.shape or out.dtype != o.dtype or out.device != o.device:
             raise invalid(
                 f"out: {o.dtype} {list(o.shape)} on {o.device} is needed, got {out.dtype} "
@@ -270,10 +275,21 @@ class SparseAttention(torch.nn.Module):
         # A tensor of its own on the same memory: the graph of an earlier call stays that call's.
         target: Tensor = out.detach()
         target.copy_(o)
-        return target if o.requires_grad else cast(Tensor, out)
+        return target if o.requires_grad else out
 
     def extra_repr(self) -> str:
         return f"block_size={self.block_size}, causal={self.causal}, seq_dim={self.seq_dim}"
+
+
+def _number(name: str, value: Any) -> float | None:
+    if value is None or type(value) is float:
+        return value
+    return tessera._shapes.number(name, value)
+
+
+def _tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: a tensor is needed, got {type(value).__name__}")
 
 
 def _unpack(
@@ -282,6 +298,8 @@ def _unpack(
     if v is None:
         if split_qkv is None:
             raise invalid("split_qkv: needed where v is None, to take q or k apart")
+        if not callable(split_qkv):
+            raise invalid(f"split_qkv: a function is needed, got {split_qkv!r}")
         parts = list(split_qkv(q if k is None else k))
         count = 3 if k is None else 2
         if len(parts) != count:
@@ -292,6 +310,8 @@ def _unpack(
             k, v = parts
     elif k is None:
         raise invalid("k: missing, but v is given")
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        _tensor(name, given)
     if q.dim() not in (3, 4):
         raise invalid(f"q: 3 or 4 dimensions, got shape {list(q.shape)}")
     for name, tensor in (("k", k), ("v", v)):
@@ -362,7 +382,7 @@ class LocalStrideSparseAttention(SparseAttention):
         if active_head_range is not None:
             if not isinstance(active_head_range, tuple) or len(active_head_range) != 2:
                 raise invalid(f"active_head_range: (start, end), got {active_head_range!r}")
-            start, end = active_head_range
+            start, end = (whole("active_head_range", n, 0) for n in active_head_range)
             if not 0 <= start < end <= self.num_heads:
                 raise invalid(
                     f"active_head_range: within {self.num_heads} heads, got {active_head_range}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.dkernel._checks import invalid
+from tessera.dkernel._checks import invalid, whole
 
 
 def combine_attn_partitions(*x: tuple[Tensor, Tensor], hdim: int = 1) -> Tensor:
@@ -25,9 +25,13 @@ def combine_attn_partitions(*x: tuple[Tensor, Tensor], hdim: int = 1) -> Tensor:
     for n, pair in enumerate(x):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise invalid(f"x[{n}]: a pair (output, lse) is needed")
+        for name, one in zip(("output", "lse"), pair):
+            if not isinstance(one, Tensor):
+                raise TypeError(f"x[{n}]: {name}: a tensor is needed, got {type(one).__name__}")
     like = x[0][0]
     if like.dim() not in (3, 4):
         raise invalid(f"x[0]: 3 or 4 dimensions of output, got shape {list(like.shape)}")
+    hdim = whole("hdim", hdim, -4)
     heads = hdim + like.dim() if hdim < 0 else hdim
     first = like.dim() - 3  # of the two dimensions that are heads and tokens
     if heads not in (first, first + 1):

@@ -11,6 +11,8 @@ import transformers.cache_utils
 from torch import Tensor
 
 import tessera
+from tessera import _shapes
+from tessera._cache import check_words
 from tessera.hf import _attention, _held, _lengths
 
 _library: Any = transformers  # whose types differ from version to version
@@ -321,6 +323,7 @@ class S2Cache(_library.cache_utils.Cache):  # type: ignore[misc]
         text = config.get_text_config(decoder=True)
         if max_tokens is None:
             max_tokens = getattr(text, "max_position_embeddings", None) or 32768
+        check_words(max_tokens, page, max_chunk, kv_dtype)
         words = dict(max_tokens=max_tokens, max_chunk=max_chunk, page=page, kv_dtype=kv_dtype)
         of_layer = _patterns(text, pattern)
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
@@ -428,6 +431,7 @@ def _tokens(layer: Any) -> int:
 def _removed(wanted: int, seen: int) -> int:
     """How many tokens `crop` takes back: -n, or, as in earlier versions of transformers, all but
     the first n."""
+    wanted = _shapes.integer("S2Cache: crop: tokens_to_remove", wanted)
     return -wanted if wanted <= 0 else max(0, seen - wanted)
 
 

@@ -95,6 +95,11 @@ class Masks:
             return self._traced(
                 batch_size, q_length, kv_length, q_offset, function, attention_mask, device
             )
+        if attention_mask is not None and attention_mask.shape[:1] != (batch_size,):
+            raise tessera.InvalidArgument(
+                f"attention_mask: a row for each of {batch_size} sequences is needed, got shape "
+                f"{list(attention_mask.shape)}"
+            )
         q_first = int(q_offset)
         seen = q_first + q_length
         if function not in self._plain and local_size is None:

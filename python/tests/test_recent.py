@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short way of calls like an earlier one: that it is taken, and that whatever is different
+takes the long one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tessera
+from tessera import _plans, _recent, _runs
+
+PATTERN = tessera.S2(16, 1, 2)
+X, Y, Z = torch.randn(3, 2, 16, 2, 16).unbind()  # one tensor twice takes the long way
+
+
+def attend(*inputs: Any, **options: Any) -> Any:
+    return tessera.attention(*(inputs or (X, Y, Z)), PATTERN, **options)
+
+
+def gradients(d_o: torch.Tensor, *inputs: torch.Tensor) -> Any:
+    return torch.autograd.grad(attend(*inputs), inputs, d_o)
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    """Calls without and with gradients, which later ones are like."""
+    tessera.cache_clear()
+    assert not _plans.recent
+    gradients(X, *leaves())
+    with torch.no_grad():
+        attend(*leaves())
+    attend()
+    yield
+    tessera.cache_clear()
+
+
+def leaves() -> list[torch.Tensor]:
+    return [x.clone().requires_grad_() for x in (X, Y, Z)]
+
+
+class Long(Exception):
+    """A call took the long way."""
+
+
+@pytest.fixture
+def short_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise Long
+
+    monkeypatch.setattr(_runs, "find_forward", refuse)
+    monkeypatch.setattr(_runs, "find_backward", refuse)
+
+
+def test_calls_like_an_earlier_one_take_the_short_way(short_alone: None) -> None:
+    attend()
+    with pytest.raises(Long):
+        attend(*leaves())
+    with torch.no_grad():
+        attend(*leaves())
+        with pytest.raises(Long):
+            attend()
+
+
+def test_training_steps_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients(X, *leaves())
+    for name in ("find_forward", "find_backward"):
+        monkeypatch.delattr(_runs, name)
+    gradients(torch.randn_like(X), *leaves())
+
+
+@pytest.mark.parametrize("name", ["strides", "type", "rows", "kind", "options"])
+def test_other_tensors_and_words_take_the_long_way(name: str, short_alone: None) -> None:
+    inputs: list[Any] = [X, Y, Z]
+    options: Any = {}
+    for place in range(3):
+        x = inputs[place]
+        if name == "strides":
+            inputs[place] = x.transpose(1, 2).contiguous().transpose(1, 2)
+        elif name == "type":
+            inputs[place] = x.half()
+        elif name == "rows":
+            inputs[place] = x[:, :8]
+        elif name == "kind":
+            inputs[place] = x.clone().requires_grad_()
+        else:
+            options = ({"return_lse": True}, {"scale": 0.5}, {"layout": "bhsd"})[place]
+        with pytest.raises(Long):
+            attend(*inputs, **options)
+        inputs[place] = x
+
+
+def test_backward_of_other_tensors_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = leaves()
+    o, without_v = attend(*inputs), attend(*inputs[:2], Z)
+
+    def refuse(*_: Any) -> Any:
+        raise Long
+
+    monkeypatch.setattr(_runs, "find_backward", refuse)
+    for d_o in (X.transpose(1, 2).contiguous().transpose(1, 2), X[:1].expand(X.shape)):
+        with pytest.raises(Long):
+            torch.autograd.grad(o, inputs, d_o, retain_graph=True)
+    with pytest.raises(Long):
+        torch.autograd.grad(without_v, inputs[:2], X, retain_graph=True)
+    torch.autograd.grad(o, inputs, X)
+
+
+def test_a_dropped_plan_takes_its_short_way_along(request: pytest.FixtureRequest) -> None:
+    inputs = leaves()
+    o = attend(*inputs)
+    tessera.cache_clear()
+    assert not _plans.recent
+    request.getfixturevalue("short_alone")
+    with pytest.raises(Long):
+        attend()
+    with pytest.raises(Long):
+        torch.autograd.grad(o, inputs, X)
+
+
+def test_a_plan_that_was_dropped_meanwhile_is_not_kept() -> None:
+    call = next(iter(_plans.calls.values()))
+    tessera.cache_clear()
+    _plans.remember_recent("key", (None, call), call.plan)
+    assert "key" not in _plans.recent
+
+
+def test_what_stands_between_is_seen() -> None:
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for mode in (Functions, Operators):
+        inputs = leaves()
+        gradients(X, *inputs)
+        seen.clear()
+        with mode():
+            gradients(X, *inputs)
+        text = " ".join(seen)
+        assert "tessera.forward" in text, mode
+        attend()
+        seen.clear()
+        with mode():
+            attend()
+        assert "tessera.forward" in " ".join(seen), mode
+    assert "tessera.backward" in text
+    o = attend(*inputs)
+    attend()
+    with torch.profiler.profile() as found:
+        attend()
+        torch.autograd.grad(o, inputs, X)
+    names = {event.key for event in found.key_averages()}
+    assert {"tessera::forward", "tessera::backward"} <= names
+    attend()
+    traced = torch.jit.trace(lambda a, b, c: attend(a, b, c), (X, Y, Z))
+    assert "tessera::forward" in str(traced.graph)
+
+
+def test_autocast_casts_and_grad_modes_count() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend().dtype == torch.bfloat16
+    inputs = leaves()
+    assert attend(*inputs).requires_grad
+    with torch.no_grad():
+        assert not attend(*inputs).requires_grad
+        assert not attend(*inputs).requires_grad
+    assert attend(*inputs).requires_grad
+    with torch.inference_mode():
+        assert attend().is_inference()
+    assert not attend().is_inference()
+
+
+def test_refusals_stay() -> None:
+    with pytest.raises(tessera.Unsupported, match=r"torch\.func"):
+        torch.vmap(lambda x: attend(x, Y, Z))(X[None])
+    with pytest.raises(tessera.Unsupported, match=r"torch\.func"):
+        torch.func.grad(lambda x: attend(x, Y, Z).sum())(X)
+    with forward_ad.dual_level(), pytest.raises(tessera.Unsupported, match="k: forward-mode"):
+        attend(X, forward_ad.make_dual(Y, Y), Z)
+    inputs = leaves()
+    (grad,) = torch.autograd.grad(attend(*inputs), inputs[:1], X, create_graph=True)
+    with pytest.raises(tessera.Unsupported, match="double backward"):
+        grad.sum().backward()
+    attend(deterministic=False)
+    attend(deterministic=False)
+    with pytest.raises(tessera.InvalidArgument, match="deterministic"):
+        torch.use_deterministic_algorithms(True)
+        try:
+            attend(deterministic=False)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    for words in ({"layout": ["bshd"]}, {"scale": [1]}, {"return_lse": []}):
+        with contextlib.suppress(tessera.InvalidArgument, TypeError):
+            attend(**words)
+
+
+def test_views_that_are_negated_when_read() -> None:
+    negated = torch.complex(X, X).conj().imag
+    assert negated.is_neg() and negated.shape == X.shape
+    inputs = leaves()
+    torch.testing.assert_close(attend(negated, Y, Z), attend(-X, Y, Z))
+    found = torch.autograd.grad(attend(*inputs), inputs, negated)
+    for a, b in zip(found, gradients(-X, *inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+NESTED = torch.nested.nested_tensor([X[0], X[1]])
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_saved_tensors_may_come_back_as_others(place: int) -> None:
+    """Hooks give backward what they like: other strides are right, all else an error."""
+    expected = gradients(X, *leaves())
+
+    def run(change: Any) -> Any:
+        number = iter(range(5))
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (next(number), x),
+            lambda pair: change(pair[1]) if pair[0] == place else pair[1],
+        ):
+            inputs = leaves()
+            o = attend(*inputs)
+        return torch.autograd.grad(o, inputs, X)
+
+    turned = run(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
+    for a, b in zip(turned, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    for change in (lambda x: NESTED, lambda x: x.to_sparse(), lambda x: x[:1], lambda x: x.half()):
+        with pytest.raises((tessera.Error, RuntimeError)):
+            run(change)
+
+
+def test_no_guard_is_asked_about_tensors_without_strides() -> None:
+    """What PyTorch raises in a guard ends the process, or unwinds the interpreter."""
+    asked: list[tuple[Any, ...]] = []
+
+    def spy() -> None:
+        for key, entry in list(_plans.recent.items()):
+            _plans.recent[key] = (lambda *given: asked.append(given), *entry[1:])
+
+    def saved(place: int, other: Any) -> Any:
+        number = iter(range(5))
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (next(number), x), lambda pair: other if pair[0] == place else pair[1]
+        )
+
+    for odd in (NESTED, X.to_sparse()):
+        inputs: list[Any] = [X, Y, Z]
+        for place in range(3):
+            spy()
+            wrong = list(inputs)
+            wrong[place] = odd
+            with pytest.raises(tessera.InvalidArgument, match="attention: [qkv]: an ordinary"):
+                attend(*wrong)
+        for place in range(6):
+            gradients(X, *leaves())
+            inputs = leaves()
+            with saved(place, odd):
+                o = attend(*inputs)
+            spy()
+            with pytest.raises((tessera.Error, RuntimeError)):
+                torch.autograd.grad(o, inputs, odd if place == 5 else X)
+            inputs = [X, Y, Z]
+    assert not any(x.is_nested or x.is_sparse for given in asked for x in given)
+    spy()
+    attend()
+    assert len(asked[-1]) == 3
+
+
+def test_without_guards_every_call_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = attend(), *gradients(X, *leaves())
+    tessera.cache_clear()
+    monkeypatch.setattr(_recent, "_trusted", lambda: False)
+    for _ in range(2):
+        found = attend(), *gradients(X, *leaves())
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not _plans.recent
+
+
+@pytest.mark.parametrize("wrong", ["holds always", "holds never", "raises", "is gone"])
+def test_guards_are_tried_before_they_are_believed(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: Any) -> Any:
+        if wrong == "is gone":
+            raise AttributeError
+        if wrong == "raises":
+            raise TypeError
+        return lambda *_: wrong == "holds always"
+
+    monkeypatch.setattr(_recent, "_make", make)
+    assert not _recent._trusted.__wrapped__()
