@@ -85,12 +85,24 @@ uint32_t tess_jobs_group_end(const tess_jobs *jobs, uint32_t first) {
     return last;
 }
 
-/* How many heads of a run one job takes. Every tile of the sequence must have room for their rows.
- */
-static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
-    uint64_t rows = smaller((uint64_t)sequence->q_len, (uint64_t)jobs->grid.step);
-    uint32_t heads = (uint32_t)(smaller(jobs->tile_rows, jobs->pack_rows) / rows);
+/* Every tile of the sequence must have room for the rows of all heads of a job. */
+uint64_t tess_jobs_heads(const tess_jobs *jobs, int64_t q_len) {
+    const uint64_t rows = (uint64_t)smaller(q_len, jobs->grid.step),
+                   heads = (uint64_t)smaller(jobs->tile_rows, jobs->pack_rows) / rows;
     return heads == 0 ? 1 : heads;
+}
+
+static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
+    return (uint32_t)tess_jobs_heads(jobs, sequence->q_len);
+}
+
+uint32_t tess_jobs_most_rows(const tess_jobs *jobs, int64_t q_len) {
+    uint64_t run = 1, most = 0;
+    for (uint32_t r = 0; r < jobs->n_runs; r++) run = (uint64_t)larger(run, jobs->runs[r].heads);
+    for (int64_t rows = 1; rows <= smaller(q_len, jobs->grid.step); rows++)
+        most = (uint64_t)larger((int64_t)most,
+                                rows * smaller((int64_t)run, (int64_t)tess_jobs_heads(jobs, rows)));
+    return (uint32_t)most;
 }
 
 /* ------------------------------------------------------------------ life */
@@ -285,7 +297,6 @@ static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
 static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
     const tess_layout *layout = jobs->tiler->layout;
     const tess_key_span span = tess_jobs_span(jobs, s);
-    const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     split_for(&jobs->split, &jobs->sequences[s]);
     tess_jobs_tile(jobs, s, &begin);
@@ -295,9 +306,8 @@ static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
         TESS_RETURN_IF_ERROR(count_parts(jobs, begin, &span));
     else
         count_whole(jobs, begin, &span);
-    jobs->n_rows += (uint64_t)jobs->sequences[s].q_len * (uint64_t)layout->n_heads;
-    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before),
-                                      (span.end - span.first) * layout->n_kv_heads);
+    jobs->q_len = larger(jobs->q_len, jobs->sequences[s].q_len);
+    jobs->n_read += (uint64_t)((span.end - span.first) * layout->n_kv_heads);
     return TESS_OK;
 }
 
@@ -318,8 +328,8 @@ static tess_status check_count(const tess_jobs *jobs) {
 tess_status tess_jobs_count(tess_jobs *jobs) {
     uint32_t packed = 0;
     TESS_RETURN_IF_ERROR(check_count(jobs));
-    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows =
-        jobs->n_read = 0;
+    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_read = 0;
+    jobs->q_len = 0;
     jobs->partial_rows = 0;
     tess_order_begin(&jobs->order);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {

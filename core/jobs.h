@@ -80,9 +80,8 @@ typedef struct tess_jobs {
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
-    uint64_t n_rows; /* rows of all query heads */
-    /* an upper bound on the key blocks of all kv heads that are read at least once */
-    uint64_t n_read;
+    int64_t q_len;         /* of the sequence with most rows */
+    uint64_t n_read;       /* the key blocks of all kv heads */
     uint32_t partial_rows; /* most rows * heads of a split job */
 
     /* [0: one section] Set between count and place. Jobs come in sections of about equal size,
@@ -126,6 +125,11 @@ void tess_jobs_release(tess_jobs *jobs);
 static inline bool tess_jobs_has(const tess_jobs *jobs, const tess_sequence *sequence) {
     return sequence->q_len > jobs->q_above && sequence->q_len <= jobs->q_most;
 }
+
+/* Query heads of a job in a sequence of so many rows, and the most rows of a job's heads in
+ * sequences of up to so many rows. */
+uint64_t tess_jobs_heads(const tess_jobs *jobs, int64_t q_len);
+uint32_t tess_jobs_most_rows(const tess_jobs *jobs, int64_t q_len);
 
 /* Puts the heads in order of storage groups, whose jobs follow each other then. `pools` stays the
  * caller's and must outlive the jobs; tess_jobs_place fills the share's

@@ -21,6 +21,23 @@ typedef struct tess_split_choice {
     double ns;           /* predicted time with the chosen length */
 } tess_split_choice;
 
+/* The costs in ticks of 2^shift ns, so that those of a run fit 32 bits. */
+typedef struct tess_split_ticks {
+    uint32_t shift;
+    uint32_t length_step; /* parts have a multiple of this many key blocks */
+    uint32_t step, job, merge, part;
+    uint32_t partial; /* writing and reading a partial result */
+    uint32_t read;    /* of K and V of 64 key blocks */
+} tess_split_ticks;
+
+/* Of jobs with at most so many key blocks, and partial results of so many rows. */
+tess_split_ticks tess_split_in_ticks(const tess_split_model *model, uint64_t blocks,
+                                     uint32_t partial_rows);
+
+/* Partial results where the model chooses them: as many as fit the workspace, and are of use. */
+uint64_t tess_split_most_partials(const tess_split_model *model, uint32_t partial_rows,
+                                  uint64_t partial_bytes);
+
 /* The kernel's costs; a guess where it states none (workers == 0). */
 tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t parallel_jobs);
 

@@ -3,11 +3,7 @@
 
 #include <string.h>
 
-enum {
-    MOST_JOBS = INT32_MAX,
-    MOST_TICKS = 1 << 25,  /* of the longest job, so that a step's sums fit 32 bits */
-    PARTS_OF_A_WORKER = 16 /* as many as a step makes at most, in the mean */
-};
+enum { MOST_JOBS = INT32_MAX };
 
 /* ------------------------------------------------------------------ room */
 
@@ -25,12 +21,6 @@ static uint64_t most_tiles(const tess_grid *grid, const tess_step_limits *x) {
     return (uint64_t)smaller(n + seconds + (extra - seconds) / shortest, n * of_one);
 }
 
-/* Query heads of a job for tiles of so many rows, as tess_jobs_count takes them. */
-static uint64_t heads_of_job(const tess_jobs *jobs, uint64_t rows) {
-    const uint64_t heads = (uint64_t)smaller(jobs->tile_rows, jobs->pack_rows) / rows;
-    return heads ? heads : 1;
-}
-
 /* Consecutive runs of heads: those of a storage group, or all. */
 typedef struct run_range {
     uint32_t first, end;
@@ -40,19 +30,11 @@ typedef struct run_range {
  * and all count as the longest. */
 static uint64_t most_jobs(const tess_jobs *jobs, const tess_step_limits *x, run_range runs) {
     if (x->q_len == 0) return 0;
-    const uint64_t heads = heads_of_job(jobs, (uint64_t)smaller(x->q_len, jobs->grid.step));
+    const uint64_t heads = tess_jobs_heads(jobs, x->q_len);
     uint64_t of_tile = 0;
     for (uint32_t r = runs.first; r < runs.end; r++)
         of_tile += (jobs->runs[r].heads - 1) / heads + 1;
     return most_tiles(&jobs->grid, x) * of_tile;
-}
-
-static uint32_t most_rows(const tess_jobs *jobs, const tess_step_limits *x) {
-    uint64_t run = 1, most = 0;
-    for (uint32_t r = 0; r < jobs->n_runs; r++) run = (uint64_t)larger(run, jobs->runs[r].heads);
-    for (uint64_t rows = 1; rows <= (uint64_t)smaller(x->q_len, jobs->grid.step); rows++)
-        most = (uint64_t)larger(most, rows * smaller(run, heads_of_job(jobs, rows)));
-    return (uint32_t)most;
 }
 
 static uint64_t parts_of(uint64_t blocks, uint64_t length) {
@@ -78,13 +60,11 @@ static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, run_ran
         add_parts(room, most_jobs(jobs, x, runs), parts_of(blocks, words->long_length));
 }
 
-/* Parts of all jobs where the step chooses them: as many as fit the workspace, and are of use. */
+/* Parts of all jobs where the step chooses them. */
 static uint64_t chosen_parts(const tess_split_model *model, uint64_t whole, uint64_t blocks,
                              uint32_t partial_rows, uint64_t partial_bytes) {
-    const uint64_t row_floats = partial_rows + partial_rows % 2,
-                   fits = whole ? partial_bytes / (row_floats * model->row_bytes) : 0;
-    const uint64_t useful = (uint64_t)PARTS_OF_A_WORKER * model->costs.workers,
-                   parts = (uint64_t)smaller((uint64_t)smaller(fits, useful), whole * blocks);
+    const uint64_t most = tess_split_most_partials(model, partial_rows, partial_bytes),
+                   parts = (uint64_t)smaller((int64_t)most, (int64_t)(whole * blocks));
     return parts < 2 ? 0 : parts;
 }
 
@@ -104,36 +84,18 @@ static void add_group(const tess_jobs *jobs, const tess_step_limits *x, run_rang
     }
 }
 
-/* ------------------------------------------------------------------ the model in integers */
-
-static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
-
-static uint32_t in_ticks(uint64_t ns, uint32_t shift) {
-    const uint64_t ticks = (ns >> shift) + ((ns & ((UINT64_C(1) << shift) - 1)) != 0);
-    return ticks > MOST_TICKS ? MOST_TICKS : (uint32_t)ticks;
-}
-
 static void set_costs(const tess_split_model *model, uint64_t blocks, uint32_t partial_rows,
                       tess_step_plan *words) {
-    const tess_kernel_costs *c = &model->costs;
-    const uint64_t steps = blocks * model->block / c->step_keys + 1;
-    uint32_t shift = 0;
-    while (in_ticks(c->job_ns, shift) + steps * in_ticks(c->step_ns, shift) > MOST_TICKS &&
-           shift < 32)
-        shift++;
-    words->workers = c->workers;
-    words->step_keys = c->step_keys;
-    words->length_step = c->step_keys / gcd(c->step_keys, model->block);
-    words->step_ticks = in_ticks(c->step_ns, shift);
-    words->job_ticks = in_ticks(c->job_ns, shift);
-    words->merge_ticks = in_ticks(c->merge_ns, shift);
-    words->part_ticks = in_ticks(c->part_ns, shift);
-    /* bandwidths are in MB/s, which is bytes in a thousand ns */
-    if (c->partial_bandwidth)
-        words->partial_ticks =
-            in_ticks(2000 * partial_rows * model->row_bytes / c->partial_bandwidth + 1, shift);
-    if (c->bandwidth)
-        words->block_ticks = in_ticks(1000 * model->block_bytes / c->bandwidth, shift);
+    const tess_split_ticks t = tess_split_in_ticks(model, blocks, partial_rows);
+    words->workers = model->costs.workers;
+    words->step_keys = model->costs.step_keys;
+    words->length_step = t.length_step;
+    words->step_ticks = t.step;
+    words->job_ticks = t.job;
+    words->merge_ticks = t.merge;
+    words->part_ticks = t.part;
+    words->partial_ticks = t.partial;
+    words->read_ticks = t.read;
 }
 
 /* ------------------------------------------------------------------ the whole */
@@ -163,7 +125,7 @@ tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *lim
     memset(room, 0, sizeof *room);
     memset(words, 0, sizeof *words);
     set_grid(jobs, limits, words);
-    room->partial_rows = most_rows(jobs, limits);
+    room->partial_rows = tess_jobs_most_rows(jobs, limits->q_len);
     set_costs(model, blocks, room->partial_rows, words);
     if (kv_split > 1) {
         words->max_parts = (uint32_t)kv_split;

@@ -104,7 +104,7 @@ AT_WORD(tess_step_plan, job_ticks, TESS_WORD_PLAN_JOB_TICKS);
 AT_WORD(tess_step_plan, merge_ticks, TESS_WORD_PLAN_MERGE_TICKS);
 AT_WORD(tess_step_plan, part_ticks, TESS_WORD_PLAN_PART_TICKS);
 AT_WORD(tess_step_plan, partial_ticks, TESS_WORD_PLAN_PARTIAL_TICKS);
-AT_WORD(tess_step_plan, block_ticks, TESS_WORD_PLAN_BLOCK_TICKS);
+AT_WORD(tess_step_plan, read_ticks, TESS_WORD_PLAN_READ_TICKS);
 AT_WORD(tess_step_plan, most_jobs, TESS_WORD_PLAN_MOST_JOBS);
 AT_WORD(tess_step_plan, most_merges, TESS_WORD_PLAN_MOST_MERGES);
 AT_WORD(tess_step_plan, most_partials, TESS_WORD_PLAN_MOST_PARTIALS);

@@ -289,7 +289,7 @@ typedef struct tess_step_plan {
     uint32_t workers, step_keys;        /* tess_kernel_costs, and below in ticks */
     uint32_t step_ticks, job_ticks, merge_ticks, part_ticks;
     uint32_t partial_ticks; /* writing and reading a partial result */
-    uint32_t block_ticks;   /* reading K and V of a key block */
+    uint32_t read_ticks;    /* reading K and V of 64 key blocks */
     uint32_t most_jobs, most_merges, most_partials;
     uint32_t sequences_at, jobs_at, merges_at; /* words of the step buffer */
     uint32_t copy_from, copy_to, copy_words;   /* words of the tables, and of the step buffer */

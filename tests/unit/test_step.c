@@ -259,8 +259,25 @@ static item *sorted_items(instance *c, const tess_job *jobs, uint64_t n_jobs,
     return items;
 }
 
+/* Where partial results have as many rows as those of the longest sequences that the plan takes, the
+ * planner chooses the parts of the step. Returns whether it does. */
+static bool check_choice(instance *c, const tess_step_head *head) {
+    tess_split_model model = c->model;
+    tess_split_choice choice;
+    model.partial_bytes = c->partial_bytes;
+    c->jobs.split = (tess_split){0};
+    assert_int_equal(TESS_OK, tess_jobs_count(&c->jobs));
+    if (!c->words->chooses || tess_jobs_most_rows(&c->jobs, c->jobs.q_len) !=
+                                  tess_jobs_most_rows(&c->jobs, c->limits.q_len))
+        return false;
+    tess_split_choose(&model, &c->jobs, &choice);
+    if (choice.length != head->length)
+        FAIL(c, "parts of %u blocks; the planner chooses %u", head->length, choice.length);
+    return true;
+}
+
 /* Counts and places the same lengths with the planner, whose table holds every sequence too. */
-static void check_against_planner(instance *c, const tess_step_head *head) {
+static bool check_against_planner(instance *c, const tess_step_head *head) {
     tess_sequence sequences[MOST_BATCH + 1];
     const tess_sequence *own = (const tess_sequence *)(c->step + c->words->sequences_at);
     memset(sequences, 0, sizeof sequences);
@@ -284,11 +301,12 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
     jobs->sequences = sequences;
     jobs->n_sequences = c->batch;
     jobs->first_block = c->parts ? first_block : NULL;
+    const bool chosen = check_choice(c, head);
     jobs->split = (tess_split){.max_parts = c->words->max_parts,
                                .length = head->length,
                                .short_length = c->words->short_length,
                                .long_length = c->words->long_length,
-                               .fixed = c->words->max_parts == 0};
+                               .fixed = c->words->short_length != 0};
     assert_int_equal(TESS_OK, tess_jobs_count(jobs));
     tess_job *out = exact(jobs->n_jobs, sizeof *out);
     tess_merge *merges = exact(jobs->n_merges, sizeof *merges);
@@ -313,13 +331,14 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
     free(own_jobs);
     free(out);
     free(merges);
+    return chosen;
 }
 
 /* ------------------------------------------------------------------ the tests */
 
 /* Given equal lengths, the step and the planner make the same set of jobs. */
 static void same_jobs(bool later) {
-    uint64_t seed = 20, split = 0, fixed = 0, chosen = 0, jobs = 0, grouped = 0, parts = 0;
+    uint64_t seed = 20, agreed_split = 0, agreed_whole = 0, split = 0, fixed = 0, chosen = 0, jobs = 0, grouped = 0, parts = 0;
     for (int n = 0; n < 3000; n++) {
         instance c;
         instance_random(&c, &seed, later);
@@ -333,10 +352,12 @@ static void same_jobs(bool later) {
                      (int)c.room.partials);
             assert_int_equal(0, head->n_clamped);
             assert_int_equal(77, head->plan);
-            check_against_planner(&c, head);
+            const bool agreed = check_against_planner(&c, head);
             split += head->n_merges != c.first_merge;
             fixed += head->n_merges != c.first_merge && c.words->short_length != 0;
             chosen += head->length != 0;
+            agreed_split += agreed && head->length != 0;
+            agreed_whole += agreed && head->length == 0;
             jobs += head->n_jobs;
             grouped += c.words->n_groups > 1 && head->n_jobs > 0;
             parts += c.parts && head->n_jobs > 0;
@@ -348,6 +369,7 @@ static void same_jobs(bool later) {
     const uint64_t rarer = later ? 4 : 1; /* there are fewer sequences */
     assert_true(rarer * split > 500 && rarer * fixed > 50 && rarer * chosen > 100 &&
                 rarer * jobs > 50000 && rarer * grouped > 40 && rarer * parts > 1000);
+    assert_true(rarer * agreed_split > 80 && rarer * agreed_whole > 150);
 }
 
 static void test_same_jobs(void **state) {
@@ -532,7 +554,8 @@ static double check_rule(instance *c) {
     uint64_t ticks = makespan(c, jobs, head->n_jobs), most_parts = 0, read = 0;
     free(jobs);
     for (uint32_t s = 0; s < c->batch; s++)
-        read += (uint64_t)ceil_div(c->kv_lens[s], w->block) * w->n_kv_heads * w->block_ticks;
+        read += (uint64_t)ceil_div(c->kv_lens[s], w->block) * w->n_kv_heads;
+    read = read / 64 * w->read_ticks + read % 64 * w->read_ticks / 64;
     for (uint32_t m = 0; m < head->n_merges; m++)
         most_parts = (uint64_t)larger((int64_t)most_parts, merges[m].parts);
     const uint64_t whole = (uint64_t)larger((int64_t)unsplit, (int64_t)read);

@@ -4,8 +4,11 @@
 const uint partials = part_end[c], cut_jobs = merge_end[c], most_parts = tess_larger(places[c], 1u);
 uint cost = 0xffffffffu;
 if (partials <= TESS_PLAN(MOST_PARTIALS) && partials < TESS_STEP_PARTIALS) {
+    /* Parts are equal, so they may end within a step. */
     const uint part_ticks = tess_job_ticks(tried, grid TESS_TABLES_OF_KERNEL),
-               work = tess_sum(all_ticks, tess_product(partials - cut_jobs, TESS_PLAN(JOB_TICKS)));
+               each = TESS_PLAN(JOB_TICKS) +
+                      (TESS_PLAN(BLOCK) % TESS_PLAN(STEP_KEYS) != 0u ? TESS_PLAN(STEP_TICKS) : 0u),
+               work = tess_sum(all_ticks, tess_product(partials - cut_jobs, each));
     const uint waves =
                    tess_product(tess_divide_up(partials + binned - cut_jobs, workers), part_ticks),
                spread = work == 0xffffffffu ? 0xffffffffu

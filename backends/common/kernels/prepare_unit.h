@@ -343,8 +343,7 @@ TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int first
     return tile;
 }
 
-/* A unit of no run so far. Parts have `length` blocks, unless the plan makes equal ones or those
- * that grow. */
+/* A unit of no run so far. Parts are equal, unless they have fixed lengths. */
 TESS_FUNCTION tess_unit tess_begin_unit(tess_step_tile tile, tess_divisor length TESS_TABLES) {
     tess_unit unit;
     unit.run = unit.head = unit.heads = unit.packed = unit.jobs = 0u;
@@ -356,9 +355,9 @@ TESS_FUNCTION tess_unit tess_begin_unit(tess_step_tile tile, tess_divisor length
     unit.blocks = 0u;
     unit.parts = 1u;
     unit.grows = TESS_PLAN(SHORT_LENGTH) != 0u && tile.q_len <= TESS_SHORT_ROWS ? 1u : 0u;
-    unit.part_blocks = unit.grows != 0u             ? TESS_PLAN(SHORT_LENGTH)
-                       : TESS_PLAN(MAX_PARTS) == 0u ? length.by
-                                                    : 0u;
+    unit.part_blocks = unit.grows != 0u                ? TESS_PLAN(SHORT_LENGTH)
+                       : TESS_PLAN(SHORT_LENGTH) != 0u ? length.by
+                                                       : 0u;
     return unit;
 }
 
