@@ -301,9 +301,9 @@ class Serving:
         prepare = plan.prepare(cu_rows, self.words(lengths), step)
         prepare()
         self.device.synchronize()
-        head = step[:4].tolist()
-        if head[0] <= 0 or head[3] != 0:
-            raise Refused(f"a step has {head[0]} jobs, and {head[3]} lengths were clamped")
+        head = step[:11].tolist()
+        if head[10] != rows * batch or head[3] != 0:
+            raise Refused(f"a step has {head[10]} rows, and {head[3]} lengths were clamped")
         return plan, info, cache, prepare, cache.run | {"step": plan.buffer(step)}, q, o, memory
 
     def capacity(self):

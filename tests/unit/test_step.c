@@ -259,8 +259,8 @@ static item *sorted_items(instance *c, const tess_job *jobs, uint64_t n_jobs,
     return items;
 }
 
-/* Where partial results have as many rows as those of the longest sequences that the plan takes, the
- * planner chooses the parts of the step. Returns whether it does. */
+/* Where partial results have as many rows as those of the longest sequences that the plan takes,
+ * the planner chooses the parts of the step. Returns whether that is so. */
 static bool check_choice(instance *c, const tess_step_head *head) {
     tess_split_model model = c->model;
     tess_split_choice choice;
@@ -338,7 +338,8 @@ static bool check_against_planner(instance *c, const tess_step_head *head) {
 
 /* Given equal lengths, the step and the planner make the same set of jobs. */
 static void same_jobs(bool later) {
-    uint64_t seed = 20, agreed_split = 0, agreed_whole = 0, split = 0, fixed = 0, chosen = 0, jobs = 0, grouped = 0, parts = 0;
+    uint64_t seed = 20, agreed_split = 0, agreed_whole = 0, split = 0, fixed = 0, chosen = 0,
+             jobs = 0, grouped = 0, parts = 0;
     for (int n = 0; n < 3000; n++) {
         instance c;
         instance_random(&c, &seed, later);

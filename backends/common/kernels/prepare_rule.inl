@@ -18,8 +18,7 @@
 const tess_divisor workers = tess_divisor_of(TESS_PLAN(WORKERS)),
                    length_step = tess_divisor_of(TESS_PLAN(LENGTH_STEP));
 const uint all_ticks = TESS_WIDE_SUM(TESS_SUM_ALL_TICKS),
-           read_blocks =
-               tess_min(TESS_WIDE_SUM(TESS_SUM_BLOCKS), TESS_WIDE_SUM(TESS_SUM_SHARED)),
+           read_blocks = tess_min(TESS_WIDE_SUM(TESS_SUM_BLOCKS), TESS_WIDE_SUM(TESS_SUM_SHARED)),
            read = tess_sum(tess_product(read_blocks >> 6, TESS_PLAN(READ_TICKS)),
                            ((read_blocks & 63u) * TESS_PLAN(READ_TICKS)) >> 6);
 for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS) {

@@ -654,9 +654,12 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                          rounding_of(warp_max, a->scale_log2));
     }
 
+    /* How many warps' numbers are read at a time. Codes leave no registers for all of them. */
+    static constexpr int AT_ONCE = CODED ? 4 : WARPS;
+
     __device__ __forceinline__ float max_of(int row) const {
         float max = m->row_max[0][row];
-#pragma unroll
+#pragma unroll(AT_ONCE)
         for (int w = 1; w < WARPS; w++)
             if (w < (int)a->warps) max = fmaxf(max, m->row_max[w][row]);
         return max;
@@ -730,7 +733,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         if (row >= 16 * TILES) return;
         const float max = max_of(row);
         float total = 0;
-#pragma unroll
+#pragma unroll(AT_ONCE)
         for (int w = 0; w < WARPS; w++)
             if (w < (int)a->warps)
                 total = __fadd_rn(total,
