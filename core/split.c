@@ -5,8 +5,8 @@
 
 /*
  * The rule that chooses parts, in whole numbers: backends/common/kernels/prepare_rule.inl is the
- * same for the lengths that only the device knows, and both find the same length. Its comment tells
- * the model; docs/design.md tells why.
+ * same for the lengths that only the device knows, and both find the same length where the order of
+ * jobs has a bucket for each length. Its comment tells the model; docs/design.md tells why.
  */
 
 enum {
