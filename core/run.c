@@ -257,13 +257,14 @@ static tess_status check_beside_workspace(const tess_plan *plan, const place *at
     if (w->kind != plan->device->caps.buffer_kind || box.row_bytes == 0) return TESS_OK;
     for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
         const tess_buffer *buffer = &at->launch->tensor[role].buffer;
+        const bool table = role == TESS_ROLE_BLOCK_TABLE;
         char text[MOST_NAME];
-        if (!tess_role_serves(role, plan->op) || at->launch->bytes[role] == 0) continue;
+        if (!(table || tess_role_serves(role, plan->op)) || at->launch->bytes[role] == 0) continue;
         if (w->kind == TESS_BUFFER_OBJECT && w->handle != buffer->handle) continue;
         if (is_in_workspace(plan, at, role, &box))
             return tess_invalid(
                 "%s: workspace: must not overlap %s, and elements of the two share memory", in_run,
-                name_of(plan, at, role, text));
+                table ? "block_table" : name_of(plan, at, role, text));
     }
     return TESS_OK;
 }

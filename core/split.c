@@ -5,8 +5,8 @@
 
 /*
  * The rule that chooses parts, in whole numbers: backends/common/kernels/prepare_rule.inl is the
- * same for the lengths that only the device knows, and both find the same length. Its comment tells
- * the model; docs/design.md tells why.
+ * same for the lengths that only the device knows, and both find the same length where the order of
+ * jobs has a bucket for each length. Its comment tells the model; docs/design.md tells why.
  */
 
 enum {
@@ -229,6 +229,13 @@ uint32_t tess_invariant_length(uint32_t block, bool few_rows) {
     return block < keys ? keys / block : 1;
 }
 
+/* Places of partial results are as large as that of the job with most rows. */
+static bool fits_room(const tess_split_model *model, const tess_jobs *jobs) {
+    const uint64_t rows = jobs->partial_rows + jobs->partial_rows % 2;
+    return model->partial_bytes == 0 ||
+           jobs->n_partials * rows * model->row_bytes <= model->partial_bytes;
+}
+
 tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant,
                              tess_jobs *jobs, tess_split_choice *choice) {
     *choice = (tess_split_choice){0};
@@ -242,6 +249,13 @@ tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bo
     if (kv_split != 0 || invariant || jobs->n_jobs == 0) return TESS_OK;
     tess_split_choose(model, jobs, choice);
     if (choice->length == 0) return TESS_OK;
-    jobs->split.length = choice->length;
-    return tess_jobs_count(jobs);
+    /* Jobs of a bucket count as the shortest of theirs, so there may be a few parts more than room
+     * for them. Longer ones are fewer, and in the end there are none. */
+    for (;; choice->length += choice->length / 16 + 1) {
+        jobs->split.length = choice->length;
+        TESS_RETURN_IF_ERROR(tess_jobs_count(jobs));
+        if (fits_room(model, jobs)) break;
+    }
+    if (jobs->n_merges == 0) jobs->split.length = choice->length = 0;
+    return TESS_OK;
 }

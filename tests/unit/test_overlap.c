@@ -256,6 +256,42 @@ static void test_objects(void **state) {
     accepted();
 }
 
+/* The workspace is written while the block table is read. */
+static void test_block_table(void **state) {
+    (void)state;
+    enum { PAGE = 16, PAGES = 8 };
+    tess_plan_desc d = plan_desc();
+    d.page = PAGE;
+    rig.caps.features |= TESS_FEATURE_PAGES;
+    rig.kernel.scratch_bytes = 4096;
+    tess_device_release(device);
+    device = open_device(runtime);
+    run_replan(&d);
+    memset(&run, 0, sizeof run);
+    run.struct_size = sizeof run;
+    for (int n = 0; n < 5; n++) {
+        const tess_buffer own = tess_host_buffer(memory + n * 8192, 0);
+        if (n == TESS_ROLE_K || n == TESS_ROLE_V)
+            *tensor(n) = (tess_tensor){own, PAGE * KV_HEADS * DIM, KV_HEADS * DIM, DIM};
+        else
+            assert_int_equal(TESS_OK, tess_plan_tensor(plan, (tess_role)n, own, tensor(n), NULL));
+    }
+    run.pages = PAGES;
+    run.table_stride = 1;
+    run.block_table = tess_host_buffer(memory + 5 * 8192, 0);
+    run.workspace = tess_host_buffer(memory + 6 * 8192, 0);
+    accepted();
+    run.block_table = run.workspace;
+    run.block_table.offset = plan->memory.workspace_bytes - 4;
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "workspace");
+    assert_error_has("must not overlap block_table,");
+    run.block_table.offset += 4;
+    accepted();
+    run.block_table = run.workspace;
+    run.workspace.offset = 64; /* a table of three words is before it */
+    accepted();
+}
+
 /* Q, K, V and O as parts of one array, in every order that is in use. */
 static void test_interleaved(void **state) {
     (void)state;
@@ -375,6 +411,6 @@ static void test_lengths(void **state) {
 
 int main(void) {
     return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_boxes), TEST(test_boxes_without_gaps),
-                             TEST(test_limits), TEST(test_plain), TEST(test_objects),
-                             TEST(test_interleaved), TEST(test_lengths));
+                             TEST(test_limits), TEST(test_plain), TEST(test_block_table),
+                             TEST(test_objects), TEST(test_interleaved), TEST(test_lengths));
 }

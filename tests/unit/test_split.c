@@ -213,6 +213,43 @@ static void test_memory(void **state) {
     tess_layout_release(layout);
 }
 
+/* The same of contexts whose lengths the order of jobs does not tell apart. */
+static void test_memory_of_long_contexts(void **state) {
+    (void)state;
+    const tess_pattern pattern = {
+        .struct_size = sizeof pattern, .kind = TESS_PATTERN_DENSE, .block = 16};
+    tess_layout *layout = make_layout(runtime, &pattern, 1, 1, 1 << 20);
+    static tess_sequence sequences[32];
+    uint64_t seed = 9, split = 0;
+    for (int n = 0; n < 1500; n++) {
+        tess_split_model m = h200;
+        tess_split_choice choice;
+        tess_jobs jobs;
+        const uint32_t count = (uint32_t)test_between(&seed, 1, 32);
+        m.block = 16;
+        m.block_bytes /= BLOCK / 16;
+        m.partial_bytes =
+            (uint64_t)(test_between(&seed, 0, 1) ? 24 << 20
+                                                 : test_between(&seed, 1 << 20, 24 << 20));
+        for (uint32_t s = 0; s < count; s++)
+            sequences[s] = lengths_of((int32_t)test_between(&seed, 1, 100),
+                                      (int32_t)test_between(&seed, 1 << 18, 1 << 20));
+        assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, layout, sequences,
+                                                   n % 2 ? count : 1, ROWS, ROWS));
+        assert_true(jobs.order.shift != 0);
+        assert_int_equal(TESS_OK, tess_split_count(&m, 0, false, &jobs, &choice));
+        const uint64_t rows = jobs.partial_rows + jobs.partial_rows % 2,
+                       bytes = jobs.n_partials * rows * m.row_bytes;
+        if (bytes > m.partial_bytes)
+            fail_msg("%d bytes of partial results, and room for %d", (int)bytes,
+                     (int)m.partial_bytes);
+        split += choice.length != 0;
+        tess_jobs_release(&jobs);
+    }
+    assert_true(split > 100);
+    tess_layout_release(layout);
+}
+
 static void test_ties(void **state) {
     (void)state;
     tess_layout *layout = dense(1, 1);
@@ -370,7 +407,7 @@ static void test_short_tiles(void **state) {
 
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_counts_around_a_wave),
-                             TEST(test_many_lengths), TEST(test_memory), TEST(test_ties),
-                             TEST(test_shapes), TEST(test_orders), TEST(test_costs),
-                             TEST(test_short_tiles));
+                             TEST(test_many_lengths), TEST(test_memory),
+                             TEST(test_memory_of_long_contexts), TEST(test_ties), TEST(test_shapes),
+                             TEST(test_orders), TEST(test_costs), TEST(test_short_tiles));
 }
