@@ -105,7 +105,6 @@ void kv_fall(kv_cache *c, int32_t sequence, int64_t tokens);
 /* Puts an id, or one that is none, into the table; the page is not given to others. */
 void kv_punch(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column);
 void kv_set_page(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column, int32_t id);
-void kv_punch(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column);
 
 /* Attention of the last rows of each sequence. The first one prepares a step too. */
 void kv_attend(kv_cache *c, const int64_t *rows, kv_result *out);
