@@ -66,7 +66,9 @@ def beside_torch(bars, tessera, dtype, options, threads):
 
 
 def few_rows(tessera, options):
-    """Short sequences, of which a call takes tens of microseconds: how often SDPA takes as long."""
+    """Short sequences, of which a call takes tens of microseconds: how often SDPA takes as long,
+    through autograd, which takes such a time itself, and as its operator alone."""
+    rows_of_json = []
     for dtype in options.dtypes.split(","):
         for head_dim in (32, 64, 128):
             found = []
@@ -74,16 +76,34 @@ def few_rows(tessera, options):
                 layer = Layer(tessera, (1, 8, 8, head_dim, rows), pattern(DENSE), dtype, "cpu")
                 q, k, v = layer.leaves()
                 o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-                work = {"SDPA": layer.of_autograd(o, q, k, v), "own": layer.backward()}
+                work = {
+                    "SDPA": layer.of_autograd(o, q, k, v),
+                    "operator": operator(layer, q, k, v),
+                    "own": layer.backward(),
+                }
                 t = turns(work, options.rounds, lambda f: on_host(f, 0.01, lambda first: 8), False)
                 found.append(statistics.median(t["SDPA"]) / statistics.median(t["own"]))
                 print(
                     f"    {dtype}, 8 heads, head_dim {head_dim}, {rows} rows:"
                     f" SDPA {statistics.median(t['SDPA']) * 1e6:.1f} us,"
-                    f" Tessera {statistics.median(t['own']) * 1e6:.1f}, ratio {found[-1]:.2f}",
+                    f" Tessera {statistics.median(t['own']) * 1e6:.1f}, ratio {found[-1]:.2f};"
+                    f" SDPA's operator {statistics.median(t['operator']) * 1e6:.1f}, ratio"
+                    f" {statistics.median(t['operator']) / statistics.median(t['own']):.2f}",
                     flush=True,
                 )
+                work = f"{dtype}, 8 heads, head_dim {head_dim}, {rows} rows"
+                rows_of_json.append({"work": work, "seconds": t})
             print(f"  {dtype}, head_dim {head_dim}: {min(found):.2f} to {max(found):.2f}")
+    write_json(options.json, rows_of_json)
+
+
+def operator(layer, q, k, v):
+    """A function that computes PyTorch's gradients without autograd."""
+    aten, x = torch.ops.aten, [x.detach() for x in (q, k, v)]
+    o, lse = aten._scaled_dot_product_flash_attention_for_cpu(*x, 0.0, True)
+    d_o = layer.x["d_o"].transpose(1, 2).contiguous()
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return lambda: backward(d_o, *x, o, lse, 0.0, True)
 
 
 def saving(bars, tessera, dtype, options):

@@ -124,6 +124,9 @@ class Memory:
                     continue
                 worst = max(worst, (plan.info.workspace_bytes / (1 << 20), name))
         title = f"workspace of a free split, worst of {len(shapes)} shapes ({worst[1]})"
+        if worst[0] < 0:
+            self.refused(title, "no plan was made")
+            return
         self.report(title, worst[0], WORKSPACE_MIB, "MiB", at_most=True)
         for batch, tokens in (1, 131072), (16, 32768), (64, 8192):
             batch, tokens = self.device.size(batch, tokens)

@@ -217,6 +217,8 @@ class Tessera:
                     "tess_layout_storage", layout, len(groups), ctypes.byref(info), heads
                 )
             except Refused:
+                if not groups:
+                    raise
                 return groups
             groups.append(heads[: info.n_kv_heads])
 

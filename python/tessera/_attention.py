@@ -93,7 +93,7 @@ class _Direct(torch.autograd.Function):
         key = (number, wanted)
         found = None if _compiling() else _known(key)
         if found is not None:
-            # Where it holds, LSE has no gradient, and no more than these look at operators.
+            # Where it holds, LSE has no gradient. It also holds beside FakeTensorMode.
             check, call = found
             q, k, v, o, lse = saved
             if (
@@ -104,7 +104,7 @@ class _Direct(torch.autograd.Function):
                 and not (d_o.is_nested or q.is_nested or k.is_nested or v.is_nested)
                 and not (o.is_nested or lse.is_nested)
                 and check(*saved, d_o)
-                and not (_grad_enabled() or _function_modes() or _jit_traced() or _profiled())
+                and not (_grad_enabled() or _observed())
             ):
                 made = _runs.run_backward(call, d_o, None, saved, wanted, words[1], True)
                 return *made, None
@@ -116,7 +116,13 @@ class _Direct(torch.autograd.Function):
                 d_o, d_lse = _runs.real_gradients(d_o, d_lse, saved[0])
                 call = _runs.find_backward(d_o, d_lse, saved, wanted, words, lengths)
                 made = _runs.run_backward(call, d_o, d_lse, saved, wanted, words[1], True)
-                if lengths is None and d_lse is None and all(type(x) in _PLAIN for x in saved):
+                q, k, v = saved[:3]
+                if (
+                    lengths is None
+                    and d_lse is None
+                    and q is not k and k is not v and v is not q
+                    and all(type(x) in _PLAIN for x in saved)
+                ):  # fmt: skip
                     _recent.keep(key, call, (*saved, d_o))
         except (RuntimeError, NotImplementedError) as error:
             if not isinstance(error, _errors.Error):
@@ -282,7 +288,11 @@ def attention(
         and kv_first is None
     ):
         given: tuple[Lengths, ...] = ()
-        if not _compiling() and (scale is None or type(scale) is float):
+        if (
+            not _compiling()
+            and (scale is None or type(scale) is float)
+            and type(return_lse) is type(deterministic) is bool  # 1.0 would find what True has kept
+        ):
             try:
                 key = (pattern._spec, layout, scale, return_lse, deterministic, _grad_enabled())
                 recent = _known(key)
@@ -294,11 +304,12 @@ def attention(
             except (AttributeError, TypeError):  # said below, by the argument's name
                 key = recent = None
             if recent is not None:
-                # Where it holds, autocast, inference mode and modes are as they were.
+                # Where it holds, autocast, inference mode and transforms are as they were. Modes
+                # of PyTorch's own, such as FakeTensorMode, it does not see.
                 check, call, graph, words = recent
                 if (
                     check(q, k, v)
-                    and not (_function_modes() or _jit_traced() or _profiled())
+                    and not (_dispatch_modes() or _function_modes() or _jit_traced() or _profiled())
                     and forward_ad._current_level < 0
                     and (deterministic or not torch.are_deterministic_algorithms_enabled())
                 ):
@@ -330,7 +341,6 @@ def attention(
         if type(return_lse) is not bool or type(deterministic) is not bool:
             return_lse = _shapes.flag("attention: return_lse", return_lse)
             deterministic = _shapes.flag("attention: deterministic", deterministic)
-            key = None
         if layout not in _shapes.LAYOUTS:
             raise _shapes.wrong_layout(layout)
         plain = type(q) is type(k) is type(v) is Tensor

@@ -292,7 +292,7 @@ class KVCache:
             for some, others in zip(ours, theirs, strict=True):
                 for x, y in zip(some, others, strict=True):
                     if x is not None and y is not None:
-                        y.copy_(x)
+                        y.copy_(x[: len(y)])  # that of a layer which grew alone may be larger
         for n, one in enumerate(self._pages):
             made._table_host[n] = one.table
             made._pages[n] = one.copy(made._table_host[n])

@@ -36,15 +36,17 @@ def _make(*tensors: torch.Tensor) -> Check:
 def _trusted() -> bool:
     """Whether guards of this PyTorch hold for equal tensors and for no others."""
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            x, same = torch.empty(2, 2, 3, 4, device="cpu").unbind()
+        # As if nothing were set: the answer is for good.
+        plain = torch.autocast("cpu", enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), plain:
+            x, same = torch.empty(2, 2, 3, 4, device="cpu", dtype=torch.float32).unbind()
             others = [
-                torch.empty(2, 3, 5, device="cpu"),
-                torch.empty(2, 3, device="cpu"),
+                torch.empty(2, 3, 5, device="cpu", dtype=torch.float32),
+                torch.empty(2, 3, device="cpu", dtype=torch.float32),
                 x.transpose(0, 1).contiguous().transpose(0, 1),
                 x.half(),
-                torch.empty(2, 3, 4, device="cpu", requires_grad=True),
-                torch.empty(2, 3, 4, device="meta"),
+                x.detach().requires_grad_(),
+                torch.empty(2, 3, 4, device="meta", dtype=torch.float32),
                 torch.nn.Parameter(x, requires_grad=False),
                 torch.complex(x, x).conj().imag,
                 None,

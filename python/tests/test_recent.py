@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -171,6 +172,23 @@ def test_what_stands_between_is_seen() -> None:
     assert "tessera::forward" in str(traced.graph)
 
 
+def test_a_mode_that_no_guard_sees() -> None:
+    inputs = leaves()
+    o = attend(*inputs)
+    attend()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = attend(), attend(*inputs), *torch.autograd.grad(o, inputs, X)
+    assert {type(x) for x in found} == {FakeTensor}
+
+
+@pytest.mark.parametrize("name", ["return_lse", "deterministic"])
+def test_words_that_are_no_flags_are_refused_again(name: str) -> None:
+    for flag in (True, False):
+        attend(**{name: flag})
+        with pytest.raises(TypeError, match=name):
+            attend(**{name: float(flag)})
+
+
 def test_autocast_casts_and_grad_modes_count() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert attend().dtype == torch.bfloat16
@@ -305,3 +323,22 @@ def test_guards_are_tried_before_they_are_believed(
 
     monkeypatch.setattr(_recent, "_make", make)
     assert not _recent._trusted.__wrapped__()
+
+
+def test_guards_are_tried_as_if_nothing_were_set() -> None:
+    assert _recent._trusted.__wrapped__()
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.bfloat16, torch.float16):
+            torch.set_default_dtype(dtype)
+            assert _recent._trusted.__wrapped__()
+    finally:
+        torch.set_default_dtype(before)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert _recent._trusted.__wrapped__()
+
+
+def test_one_tensor_three_times_makes_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(_recent, "keep")
+    x = X.clone().requires_grad_()
+    torch.autograd.grad(attend(x, x, x), x, Y)

@@ -4,6 +4,7 @@ given. What is wrong with tensors and lengths is in test_errors.py."""
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -183,14 +184,14 @@ def test_pools_that_found_no_memory_can_grow_later(monkeypatch: pytest.MonkeyPat
     assert made.lengths.tolist() == [0, 0]
     monkeypatch.undo()
     small = x[:, :70]
-    other = cache(layers=2, max_tokens=640)
+    copied, other = copy.deepcopy(made), cache(layers=2, max_tokens=640)
     q = torch.randn(2, 70, 4, 16)
     for layer in range(2):
-        o, expected = (
+        o, of_copy, expected = (
             tessera.attention(q, small, small, PATTERN, cache=one, layer=layer)
-            for one in (made, other)
+            for one in (made, copied, other)
         )
-        assert torch.equal(o, expected)
+        assert torch.equal(o, expected) and torch.equal(of_copy, expected)
 
 
 def test_a_library_of_another_version_is_told_before_its_functions_are_missed(

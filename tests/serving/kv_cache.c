@@ -34,6 +34,18 @@ const char *kv_line(const kv_cache *c, const char *more) {
     return line;
 }
 
+static int n_opened;
+
+int kv_kernel_is_named(void) {
+    const char *kernel = getenv("TESSERA_KERNEL");
+    return kernel && *kernel;
+}
+
+int kv_none_opened(void) {
+    if (n_opened == 0) fprintf(stderr, "no problem was taken, so nothing was tested\n");
+    return n_opened == 0;
+}
+
 int kv_repeats(int otherwise) {
     const char *given = getenv("TESSERA_TEST_REPEATS");
     const long count = given ? strtol(given, NULL, 10) : 0;
@@ -304,7 +316,7 @@ int kv_open(kv_cache *c, const test_target *target, const kv_problem *p, const k
     }
     if (status != TESS_OK) {
         /* A kernel that is named may refuse pages, types and sizes. */
-        if (status != TESS_ERROR_UNSUPPORTED || !getenv("TESSERA_KERNEL"))
+        if (status != TESS_ERROR_UNSUPPORTED || !kv_kernel_is_named())
             fail_msg("%s: %s", kv_line(c, "refused"), tess_last_error());
         free(c->lens);
         free(c->seeds);
@@ -312,6 +324,7 @@ int kv_open(kv_cache *c, const test_target *target, const kv_problem *p, const k
         tess_layout_release(c->layout);
         return 0;
     }
+    n_opened++;
     c->names = room((uint64_t)batch * (uint64_t)keys * sizeof *c->names);
     for (uint32_t s = 0; s < c->n_storage; s++) shape_pool(c, s);
     for (uint32_t s = 0; s < c->n_storage && form->page; s++) {

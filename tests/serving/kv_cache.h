@@ -105,7 +105,6 @@ void kv_fall(kv_cache *c, int32_t sequence, int64_t tokens);
 /* Puts an id, or one that is none, into the table; the page is not given to others. */
 void kv_punch(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column);
 void kv_set_page(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column, int32_t id);
-void kv_punch(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column);
 
 /* Attention of the last rows of each sequence. The first one prepares a step too. */
 void kv_attend(kv_cache *c, const int64_t *rows, kv_result *out);
@@ -134,6 +133,12 @@ void kv_same_pools(const char *what, const kv_cache *a, const kv_cache *b);
 
 /* Guards of all buffers of the cache that stay from call to call. */
 void kv_check_guards(const kv_cache *c, const char *what);
+
+/* Whether TESSERA_KERNEL names the kernel of all plans, which may refuse problems. */
+int kv_kernel_is_named(void);
+
+/* 1, said on stderr, if kernels refused all problems so far. */
+int kv_none_opened(void);
 
 /* TESSERA_TEST_REPEATS, or the given number without it. */
 int kv_repeats(int otherwise);

@@ -115,8 +115,10 @@ static double difference_of(const cascade *x, int n, int32_t head, const float *
         sum = sum * keep + weight;
         most = next;
     }
-    for (int e = 0; e < DIM; e++)
-        worst = fmax(worst, fabs(o[n * ROW + head * DIM + e] - wanted[e] / sum));
+    for (int e = 0; e < DIM; e++) {
+        const double off = fabs(o[n * ROW + head * DIM + e] - wanted[e] / sum);
+        if (!(off <= worst)) worst = isnan(off) ? INFINITY : off;
+    }
     return worst;
 }
 
