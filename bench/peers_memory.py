@@ -158,8 +158,8 @@ class Memory:
     # ------------------------------------------------------------------ a replay
 
     def replay(self):
-        """A captured step and its layers, replayed for other lengths: no call of the library, and
-        no node that the host has a part in."""
+        """A captured step and its layers, replayed for other lengths: no node that the host has a
+        part in."""
         batch, most = self.device.size(64, 131072)
         length, later = max(128, self.device.size(1, 2048)[1]), 77
         title = f"replay of {batch} x {most}"
@@ -185,10 +185,8 @@ class Memory:
         graph = self.device.captured(step, 1)
         self.device.synchronize()
         prepare.kv_lens.fill_(later)
-        before = self.library().calls
         graph.replay()
         self.device.synchronize()
-        count = self.library().calls - before
         layer = cache.layers[:2][-1]
 
         def keys_of(item, kv_head, keys):
@@ -201,9 +199,8 @@ class Memory:
         if not self.right(title, error):
             return
         if self.device.dry:
-            self.not_yet(f"{title}: calls and host nodes", "a dry run has no graph")
+            self.not_yet(f"{title}: host nodes", "a dry run has no graph")
             return
-        self.report(f"{title}: calls of the library on the host", count, 0, "calls", True)
         self.report(f"{title}: host nodes", kinds.count(HOST_NODE), 0, "nodes", True)
 
     # ------------------------------------------------------------------ the CPU

@@ -177,7 +177,6 @@ class Tessera:
         self.lib.tess_last_error.restype = ctypes.c_char_p
         self.kernel = kernel.encode() if kernel else None
         self.memory = HOST if device.startswith("cpu") else POINTER
-        self.calls = 0  # so far
         desc = new(RuntimeDesc, cpu_threads=threads)
         self.runtime, self.device = ptr(), ptr()
         self.call("tess_runtime_create", ctypes.byref(desc), ctypes.byref(self.runtime))
@@ -185,7 +184,6 @@ class Tessera:
         self.call("tess_device_open", self.runtime, ctypes.byref(wanted), ctypes.byref(self.device))
 
     def call(self, name, *arguments):
-        self.calls += 1
         if getattr(self.lib, name)(*arguments) != 0:
             raise Refused(self.lib.tess_last_error().decode() or name)
 
