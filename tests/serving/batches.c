@@ -283,11 +283,39 @@ static void test_merges(void **state) {
         }
 }
 
+/* ------------------------------------------------------------------ unequal lengths */
+
+/* Sequences without keys or rows beside one of 131,072 keys, before and behind it. */
+static void test_none_beside_many(void **state) {
+    static const kv_problem listed[] = {{DENSE, .dtype = TESS_F32}, {SPARSE, .dtype = TESS_F32}};
+    static const int64_t all[5] = {0, 131072, 1, 0, 40}, last[5] = {0, 1, 1, 0, 0};
+    const test_target *target = *state;
+    for (int n = 0; n < 2; n++) {
+        kv_problem p = problem_of(listed[n]);
+        p.max_tokens = all[1];
+        if (target->software && !test_full()) continue; /* writes so many keys slowly */
+        if (is_left_out(target, &p, n)) continue;
+        for (int steps = 0; steps < 2; steps++) {
+            const kv_form form = {.page = 64, .compact = n, .steps = steps, .q_len = 1};
+            kv_cache c;
+            kv_result r;
+            if (!kv_open(&c, target, &p, &form, 5, all[1], 7)) continue;
+            kv_append(&c, all);
+            kv_attend(&c, last, &r);
+            kv_check(&c, &r, 1, 0, 1, 1, "none beside many");
+            kv_check(&c, &r, 2, 1, 1, 1, "none beside many");
+            kv_result_free(&r);
+            kv_close(&c);
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     static const serving_test all[] = {{"every form", test_forms},
                                        {"bits in any batch and form", test_same_bits},
                                        {"repeats of a step", test_repeats},
-                                       {"merges of 1 to 256 parts", test_merges}};
+                                       {"merges of 1 to 256 parts", test_merges},
+                                       {"none beside many", test_none_beside_many}};
     const int status = serving_main(argc, argv, all, sizeof all / sizeof *all);
     return status ? status : kv_none_opened();
 }
