@@ -22,17 +22,14 @@ from . import (
     _operator,
     _runs,
     _runtime,
-    _shapes,
     patterns,
 )
+from ._cache_words import KV, check_words, first_line, number_of, place_of, wrong
 
 Tensor = torch.Tensor
 Bounds = npt.NDArray[np.int64]
 
 _DTYPES = {torch.float32: _native.F32, torch.float16: _native.F16, torch.bfloat16: _native.BF16}
-_KV = {"int8": (torch.int8, _native.I8), "e4m3": (torch.float8_e4m3fn, _native.F8E4M3)}
-_PAGES = (16, 32, 64, 128, 256)
-_MOST = 2**31 - 65536  # tokens of a sequence end below
 _MOST_SEQUENCES = 65536
 
 
@@ -51,51 +48,6 @@ def _eager(function: _Function) -> _Function:
         return run(*args, **words)
 
     return cast(_Function, call)
-
-
-def _wrong(argument: str, needed: str, got: object) -> _errors.InvalidArgument:
-    return _errors.InvalidArgument(f"KVCache: {argument}: {needed}, got {got}")
-
-
-def _number(argument: str, value: object, least: int, most: int = _MOST - 1) -> int:
-    number = _shapes.integer(f"KVCache: {argument}", value)
-    if not least <= number <= most:
-        raise _wrong(argument, f"{least} to {most} is needed", number)
-    return number
-
-
-def check_words(max_tokens: Any, page: Any, max_chunk: Any, kv_dtype: Any) -> None:
-    """Raises for what S2Cache, whose caches are made later, can check as well."""
-    _number("max_tokens", max_tokens, 1)
-    if _number("page", page, 1) not in _PAGES:
-        raise _wrong("page", f"one of {_PAGES} is needed", page)
-    _number("max_chunk", max_chunk, 1)
-    if kv_dtype is not None and (not isinstance(kv_dtype, str) or kv_dtype not in _KV):
-        raise _wrong("kv_dtype", "'int8', 'e4m3' or None is needed", repr(kv_dtype))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _place(device: torch.device | str | None) -> torch.device:
-    try:
-        found = torch.device("cpu" if device is None else device)
-    except RuntimeError:
-        raise _wrong("device", "the CPU or a CUDA device is needed", repr(device)) from None
-    except TypeError:
-        raise TypeError(f"KVCache: device: a device is needed, got {device!r}") from None
-    if found.type == "cuda":
-        if not torch.cuda.is_available():
-            raise _errors.Unavailable(f"KVCache: device: {found}: PyTorch finds no CUDA device")
-        index = torch.cuda.current_device() if found.index is None else found.index
-        if index >= torch.cuda.device_count():
-            most = torch.cuda.device_count() - 1
-            raise _wrong("device", f"cuda:0 to cuda:{most} is needed", found)
-        return torch.device("cuda", index)
-    if found.type != "cpu":
-        raise _wrong("device", "the CPU or a CUDA device is needed", found)
-    return torch.device("cpu")
 
 
 def _apart(device: torch.device) -> bool:
@@ -166,26 +118,26 @@ class KVCache:
         if not pattern.causal:
             raise _errors.Unsupported("KVCache: pattern: causal=False is not supported")
         self.pattern = pattern
-        self.heads = _number("heads", heads, 1, 65535)
-        self.kv_heads = _number("kv_heads", kv_heads, 1, 65535)
+        self.heads = number_of("heads", heads, 1, 65535)
+        self.kv_heads = number_of("kv_heads", kv_heads, 1, 65535)
         if self.heads % self.kv_heads:
-            raise _wrong("kv_heads", f"a divisor of heads={heads} is needed", kv_heads)
-        self.head_dim = _number("head_dim", head_dim, 8, 256)
+            raise wrong("kv_heads", f"a divisor of heads={heads} is needed", kv_heads)
+        self.head_dim = number_of("head_dim", head_dim, 8, 256)
         if self.head_dim % 8:
             raise _errors.Unsupported(
                 f"KVCache: head_dim: a multiple of 8 from 8 to 256 is needed, got {head_dim}"
             )
         if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
-            raise _wrong("dtype", "float32, float16 or bfloat16 is needed", dtype)
+            raise wrong("dtype", "float32, float16 or bfloat16 is needed", dtype)
         self.dtype, self.kv_dtype = dtype, kv_dtype
-        self.device = _place(device)
-        self.sequences = _number("sequences", sequences, 1, _MOST_SEQUENCES)
-        self.max_tokens = _number("max_tokens", max_tokens, 1)
-        self.layers = _number("layers", layers, 1, 65536)
+        self.device = place_of(device)
+        self.sequences = number_of("sequences", sequences, 1, _MOST_SEQUENCES)
+        self.max_tokens = number_of("max_tokens", max_tokens, 1)
+        self.layers = number_of("layers", layers, 1, 65536)
         check_words(max_tokens, page, max_chunk, kv_dtype)
         self.page, self.max_chunk = int(page), min(int(max_chunk), self.max_tokens)
         if part_tokens is not None:
-            part_tokens = _number("part_tokens", part_tokens, 1, self.max_tokens)
+            part_tokens = number_of("part_tokens", part_tokens, 1, self.max_tokens)
         self.part_tokens = part_tokens
 
         self._groups = _cache_pages.groups(
@@ -207,7 +159,7 @@ class KVCache:
                     raise
                 raise _errors.OutOfMemory(
                     f"KVCache: pages: no memory for pools of {counts} pages in {self.layers} "
-                    f"layers and tables of {self.sequences} sequences: {_first_line(error)}"
+                    f"layers and tables of {self.sequences} sequences: {first_line(error)}"
                 ) from None
         # Refuses what no kernel takes, before the first step does.
         self._plan(1, self.sequences, None)
@@ -219,12 +171,12 @@ class KVCache:
             return [self.sequences * self._most_pages(group) for group in groups]
         if isinstance(pages, str):
             if pages != "grow":
-                raise _wrong("pages", "a number, 'grow' or None is needed", repr(pages))
+                raise wrong("pages", "a number, 'grow' or None is needed", repr(pages))
             return [1] * len(groups)
         each = list(pages) if isinstance(pages, (list, tuple)) else [pages] * len(groups)
         if len(each) != len(groups):
-            raise _wrong("pages", f"a number for each of {len(groups)} storage groups", len(each))
-        return [_number("pages", count, 1, 2**31 - 1) for count in each]
+            raise wrong("pages", f"a number for each of {len(groups)} storage groups", len(each))
+        return [number_of("pages", count, 1, 2**31 - 1) for count in each]
 
     def _most_pages(self, group: _cache_pages.Group) -> int:
         """The pages of a storage group that a sequence takes at most."""
@@ -313,7 +265,7 @@ class KVCache:
         shape = (count, self.page, len(group.kv_heads))
         if scales:
             return torch.empty(shape, dtype=torch.float32, device=self.device)
-        kind = _KV[self.kv_dtype][0] if self.kv_dtype else self.dtype
+        kind = KV[self.kv_dtype][0] if self.kv_dtype else self.dtype
         return torch.empty((*shape, self.head_dim), dtype=kind, device=self.device)
 
     def _allocate(self, counts: list[int]) -> None:
@@ -342,7 +294,7 @@ class KVCache:
             self._grow_pools(n, count)
         except RuntimeError as error:  # layers that are larger already stay so
             raise _errors.OutOfMemory(
-                f"KVCache: pages: no memory for {count} pages a layer: {_first_line(error)}"
+                f"KVCache: pages: no memory for {count} pages a layer: {first_line(error)}"
             ) from None
         self._pages[n].add(count - len(self._pages[n]))
 
@@ -392,7 +344,7 @@ class KVCache:
             _cache_pages.Pages(table, len(pools.k))
             for table, pools in zip(self._table_host, self._pools[0], strict=True)
         ]
-        kind = _KV[self.kv_dtype][1] if self.kv_dtype else 0
+        kind = KV[self.kv_dtype][1] if self.kv_dtype else 0
         self._settings = [
             _cache_plans.Setting(
                 layout=group.layout,
@@ -486,7 +438,7 @@ class KVCache:
     def length(self, sequence: int) -> int:
         """Tokens of a sequence, as a number. Waits for the device where a graph may have moved
         on."""
-        return self._lengths()[_number("sequence", sequence, 0, self.sequences - 1)]
+        return self._lengths()[number_of("sequence", sequence, 0, self.sequences - 1)]
 
     @property
     @_eager
@@ -505,7 +457,7 @@ class KVCache:
         """What a layer keeps, for each storage group: the tensors k and v
         [pages, page, kv heads of the group, head_dim], and k_scale and v_scale, float32
         [pages, page, kv heads of the group], which are None without kv_dtype."""
-        return list(self._pools[_number("layer", layer, 0, self.layers - 1)])
+        return list(self._pools[number_of("layer", layer, 0, self.layers - 1)])
 
     def _page_bytes(self, n: int) -> int:
         tensors = (x for x in self._pools[0][n] if x is not None)
@@ -564,16 +516,16 @@ class KVCache:
         Raises InvalidArgument where the cache has no part_tokens, or the place has tokens.
         """
         lengths = self._lengths()
-        s = _number("part: sequence", sequence, 0, self.sequences - 1)
+        s = number_of("part: sequence", sequence, 0, self.sequences - 1)
         if self.part_tokens is None:
-            raise _wrong("part", "a cache with part_tokens is needed", "one of all keys")
+            raise wrong("part", "a cache with part_tokens is needed", "one of all keys")
         if lengths[s]:
-            raise _wrong("part: sequence", "an empty place is needed", f"{lengths[s]} tokens")
-        begin = _number("part: first", first, 0, self.max_tokens)
+            raise wrong("part: sequence", "an empty place is needed", f"{lengths[s]} tokens")
+        begin = number_of("part: first", first, 0, self.max_tokens)
         if begin % self.block:
-            raise _wrong("part: first", f"a multiple of block={self.block} is needed", begin)
+            raise wrong("part: first", f"a multiple of block={self.block} is needed", begin)
         most = self.part_tokens
-        count = most if tokens is None else _number("part: tokens", tokens, 0, most)
+        count = most if tokens is None else number_of("part: tokens", tokens, 0, most)
         self._set({s: 0})  # gives back what was reserved
         kv_first, kv_end = self._kv_first.copy(), self._kv_end.copy()
         kv_first[s], kv_end[s] = begin, min(begin + count, self.max_tokens)
@@ -734,7 +686,7 @@ class KVCache:
         Raises OutOfMemory where the pools have too few pages; InvalidArgument for a sequence that
         would pass max_tokens, or where replays before this call found no room.
         """
-        amount = _number("reserve: tokens", tokens, 0)
+        amount = number_of("reserve: tokens", tokens, 0)
         lengths = self._lengths()
         if sequences is None:
             chosen = [s for s in range(self.sequences) if lengths[s]]
@@ -745,7 +697,7 @@ class KVCache:
                 raise TypeError(
                     f"KVCache: reserve: sequences: a list of integers is needed, got {sequences!r}"
                 ) from None
-            chosen = [_number("reserve: sequences", s, 0, self.sequences - 1) for s in given]
+            chosen = [number_of("reserve: sequences", s, 0, self.sequences - 1) for s in given]
         self._extend({s: lengths[s] + amount for s in chosen}, "KVCache: reserve")
         for s in chosen:
             self._room[s] = lengths[s] + amount
@@ -768,15 +720,15 @@ class KVCache:
         """The lengths after a rollback, of sequences that get shorter."""
         lengths = self._lengths()
         if isinstance(tokens, Sequence):
-            each = [_number("rollback: tokens", n, 0) for n in tokens]
+            each = [number_of("rollback: tokens", n, 0) for n in tokens]
             if len(each) != self.sequences:
-                raise _wrong("rollback: tokens", f"{self.sequences} numbers are needed", len(each))
+                raise wrong("rollback: tokens", f"{self.sequences} numbers are needed", len(each))
         else:
-            number = _number("rollback: tokens", tokens, 0)
+            number = number_of("rollback: tokens", tokens, 0)
             each = [number if lengths[s] else 0 for s in range(self.sequences)]
         for s, count in enumerate(each):
             if count > lengths[s]:
-                raise _wrong(f"rollback: tokens of sequence {s}", f"0 to {lengths[s]}", count)
+                raise wrong(f"rollback: tokens of sequence {s}", f"0 to {lengths[s]}", count)
             left = lengths[s] - count
             if count and left and left < self._longest[s] - self.max_chunk:
                 if self._overwritten(s):
@@ -832,7 +784,7 @@ class KVCache:
     def free(self, sequence: int) -> None:
         """Ends a sequence and gives its pages back; its place is free for another one."""
         self._lengths()
-        self._set({_number("free: sequence", sequence, 0, self.sequences - 1): 0})
+        self._set({number_of("free: sequence", sequence, 0, self.sequences - 1): 0})
 
     @_eager
     def clear(self) -> None:
@@ -850,15 +802,15 @@ class KVCache:
         """
         lengths = self._lengths()
         self._whole("KVCache: fork")
-        source = _number("fork: sequence", sequence, 0, self.sequences - 1)
+        source = number_of("fork: sequence", sequence, 0, self.sequences - 1)
         if to is None:
             empty = [s for s in range(self.sequences) if not lengths[s] and s != source]
             if not empty:
-                raise _wrong("fork: to", "an empty place is needed", f"{self.sequences} in use")
+                raise wrong("fork: to", "an empty place is needed", f"{self.sequences} in use")
             to = empty[0]
-        target = _number("fork: to", to, 0, self.sequences - 1)
+        target = number_of("fork: to", to, 0, self.sequences - 1)
         if target == source or lengths[target]:
-            raise _wrong("fork: to", "an empty place is needed", target)
+            raise wrong("fork: to", "an empty place is needed", target)
         self._step = None
         for pages in self._pages:
             pages.resize(target, 0)  # what was reserved there
@@ -887,9 +839,9 @@ class KVCache:
             raise TypeError(
                 f"KVCache: select: sequences: integers are needed, got {sequences!r}"
             ) from None
-        chosen = [_number("select: sequences", s, 0, self.sequences - 1) for s in given]
+        chosen = [number_of("select: sequences", s, 0, self.sequences - 1) for s in given]
         if not 1 <= len(chosen) <= _MOST_SEQUENCES:
-            raise _wrong("select: sequences", f"1 to {_MOST_SEQUENCES} are needed", len(chosen))
+            raise wrong("select: sequences", f"1 to {_MOST_SEQUENCES} are needed", len(chosen))
         self._whole("KVCache: select")
         lengths, longest, same, pages = self._lengths(), self._longest, self._same, self._pages
         kv_first, kv_end = self._kv_first[chosen], self._kv_end[chosen]

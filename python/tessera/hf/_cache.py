@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tessera
 from tessera import _shapes
-from tessera._cache import check_words
+from tessera._cache_words import check_words
 from tessera.hf import _attention, _held, _lengths
 
 _library: Any = transformers  # whose types differ from version to version
