@@ -185,7 +185,6 @@ static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
 }
 
 static bool of_keys(uint32_t role) {
-    if (role == TESS_ROLE_STEP) return false; /* it is there without keys */
     return role == TESS_ROLE_BLOCK_TABLE || tess_role_rows[role].tokens == TESS_TOKENS_KV;
 }
 

@@ -187,7 +187,7 @@ for backend in "$@"; do
     TESSERA_TEST_REPEATS=$repeats "$own" "$backend" >"$work/log" 2>&1
     step "$backend: $name" "$work/log" $?
     case "$backend $name" in
-    'cuda append_wide' | 'cuda batches' | 'cuda generations') ;;
+    'cuda append_wide' | 'cuda batches' | 'cuda generations' | 'cuda shared') ;;
     *) continue ;;
     esac
     for kernel in $step_kernels; do
