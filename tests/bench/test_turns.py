@@ -64,7 +64,8 @@ class Size(unittest.TestCase):
             + ["--library", "all=" + LIBRARY],
             capture_output=True, text=True, check=False,
         )
-        self.assertRegex(done.stdout, r"all device code: [0-9,]+ bytes\n.*\n  over 0\.1\.0 .*reached")
+        wanted = r"all device code: [0-9,]+ bytes\n.*\n  over 0\.1\.0 .*reached"
+        self.assertRegex(done.stdout, wanted)
         self.assertEqual(done.returncode, 0, done.stderr)
 
 
