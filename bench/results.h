@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "stages.h"
+
 enum {
     BENCH_SCHEMA_VERSION = 2, /* of files written; files of version 1 are read as well */
     BENCH_MAX_SAMPLES = 64,   /* rounds of one problem */
@@ -57,7 +59,8 @@ typedef struct bench_device {
      * rounds over the median, and how many rounds that were; NaN: unknown. */
     double drift;
     int rounds;
-    char energy[96]; /* what joules were read from; "" where nothing is */
+    char energy[96];         /* what joules were read from; "" where nothing is */
+    double stages[N_STAGES]; /* seconds that the suite spent on the device, by stage */
 } bench_device;
 
 /* What a device told about itself at some moment; NaN where it cannot be read. */

@@ -35,7 +35,9 @@ int session_limits(session *s, double age) {
     if (!s->limits || clock_now() - s->limits_at < age) return 0;
     progress_now(&s->bar, "another round of the limits");
     const double start = clock_now();
+    const bench_stage stage = stage_enter(STAGE_LIMITS);
     const int status = ceilings_again(s->limits, d);
+    stage_enter(stage);
     /* Where a round takes long, on a busy machine, the next one waits for longer. */
     s->limits_at = clock_now() + fmax(ROUND_COSTS * (clock_now() - start) - LIMITS_EVERY, 0);
     return status;
@@ -282,8 +284,10 @@ static void finish(session *s, field *f, double seconds, double check_seconds) {
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];
+        const bench_stage stage = stage_enter(STAGE_PEERS);
         for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
             peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
+        stage_enter(stage);
         contestant_close(c);
         s->report->results[f->at[i]] = c->result;
         if (c->result.status == BENCH_OK)

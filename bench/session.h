@@ -36,6 +36,8 @@ typedef struct session {
     double most;        /* seconds that a contest may take at all; 0: whatever it takes */
     double compiling;   /* seconds that went to kernels' first plans and runs */
     double patience;    /* so many of them the budget does not pay for */
+    double unpaid;      /* how many more it does not pay for, of all devices and kernels */
+    double end;         /* of the run: the budget, and what it has not paid for so far */
     /* What compiling for a type, a head_dim and an op took; 0: not seen yet. */
     session_compiled compiled[SESSION_COMPILED];
     int n_compiled;
