@@ -50,6 +50,7 @@ typedef struct bench_device {
     bench_ceiling *ceilings; /* everything measured; the best of each kind counts */
     int n_ceilings;
     char ceiling_note[256]; /* why a ceiling is missing; "" otherwise */
+    char planning_note[96]; /* which plans were left out and why; "": none */
     /* Two devices with one UUID or one PCI address are interfaces of one GPU; "" where unknown. */
     char uuid[40];    /* 8-4-4-4-12 hexadecimal digits in small letters */
     char pci[24];     /* "0000:19:00.0" */

@@ -18,6 +18,7 @@
 #include "report.h"
 #include "sensors.h"
 #include "session.h"
+#include "text.h"
 #include "vendors.h"
 
 /* The budget does not pay for a share of itself that goes to compiling: an eighth for each device
@@ -90,6 +91,15 @@ static int count_points(const run_options *o) {
     return n;
 }
 
+static void leave_out(bench_device *d, uint32_t op, double compiling) {
+    const size_t used = strlen(d->planning_note);
+    char would[TEXT_SIZE];
+    snprintf(d->planning_note + used, sizeof d->planning_note - used,
+             "%s%s left out, about %s to compile", used ? "; " : "",
+             op == TESS_OP_BACKWARD ? "gradients" : "forward",
+             text_seconds(would, sizeof would, compiling));
+}
+
 /* Plans come last: their kernels are compiled by then where a problem needs them, and the problem's
  * own column tells how long that took. Where no time is left to compile for a plan alone, it is
  * left out. */
@@ -101,7 +111,11 @@ static int run_planning(session *s) {
         const bench_result shape = {.dtype = PLANNING_DTYPE,
                                     .head_dim = PLANNING_HEAD_DIM,
                                     .backward = op == TESS_OP_BACKWARD};
-        if (session_foretell_compiling(s, &shape) <= fmax(session_rest(s), 0)) ops |= 1u << op;
+        const double compiling = session_foretell_compiling(s, &shape);
+        if (compiling <= fmax(session_rest(s), 0))
+            ops |= 1u << op;
+        else
+            leave_out(&s->report->devices[s->index], op, compiling);
     }
     const bench_stage stage = stage_enter(STAGE_PLANNING);
     const int status = planning_measure(s->report, s->runtime, s->device, s->index, NULL, ops,

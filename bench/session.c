@@ -23,6 +23,8 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
 /* Tensors are filled, read back and compared: all in all so much a byte on a slow core, until so
  * many bytes have shown how long it takes here. */
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
+/* Of the time for a group, inputs included, its rounds have this part at least. */
+static const double LEAST_OF_MOST = 0.25;
 /* Rounds of limits lie so far apart. */
 static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 
@@ -145,12 +147,16 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
 }
 
+/* Also of a problem that left its contest, since one run of it is known. */
 static void learn(session *s, const bench_result *x) {
-    if (x->status != BENCH_OK || !(x->median > 0)) return;
+    const double run = x->status == BENCH_OK     ? x->median
+                       : x->status == BENCH_SLOW ? x->estimate_seconds
+                                                 : NAN;
+    if (!(run > 0)) return;
     if (x->decode)
-        s->decode_rate = (double)x->bytes_min / x->median;
+        s->decode_rate = (double)x->bytes_min / run;
     else if (!x->twin_line[0] && !result_is_decode(x))
-        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / x->median;
+        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / run;
 }
 
 /* ------------------------------------------------------------------ results */
@@ -238,6 +244,7 @@ typedef struct field {
     int at[SESSION_MOST]; /* in the report */
     int n;
     uint64_t bytes;
+    double prepared; /* seconds that inputs and checks have taken */
 } field;
 
 /* Opens one more. Returns 1 when there is no room beside the others, -1 when out of memory. */
@@ -258,7 +265,9 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     const double compiled = c->result.compile_seconds;
     if (c->open) {
         const double runs = c->result.first_seconds + c->turn + fmax(compiled, 0);
-        s->prepare_seconds += fmax(clock_now() - start - runs, 0);
+        const double prepared = fmax(clock_now() - start - runs, 0);
+        f->prepared += prepared;
+        s->prepare_seconds += prepared;
         s->prepare_bytes += (double)c->bytes;
     }
     if (compiled > 0) note_compiling(s, &c->result, compiled);
@@ -279,8 +288,10 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
 }
 
 static void finish(session *s, field *f, double seconds, double check_seconds) {
+    /* What inputs took is gone; problems that are open by now may have a part all the same. */
+    const double most = fmax(s->most - f->prepared, LEAST_OF_MOST * s->most);
     const measure_limits limits = {
-        .seconds = seconds, .energy_seconds = s->options->energy, .most = s->most};
+        .seconds = seconds, .energy_seconds = s->options->energy, .most = most};
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];

@@ -33,7 +33,7 @@ typedef struct session {
     double speed[3], backward_speed[3];
     double decode_rate; /* B/s of the last decode problem, at first a guess */
     double deadline;    /* for this device and kernel */
-    double most;        /* seconds that a contest may take at all; 0: whatever it takes */
+    double most;        /* seconds that a group, inputs included, may take; 0: whatever it takes */
     double compiling;   /* seconds that went to kernels' first plans and runs */
     double patience;    /* so many of them the budget does not pay for */
     double unpaid;      /* how many more it does not pay for, of all devices and kernels */

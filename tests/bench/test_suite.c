@@ -11,6 +11,7 @@
 #include "measure.h"
 #include "planning.h"
 #include "session.h"
+#include "stages.h"
 #include "suite.h"
 #include "vendors.h"
 
@@ -184,6 +185,56 @@ static void test_planning_ops(void **state) {
     report_free(&r);
 }
 
+/* What a problem turns out to take foretells the next one, also where it left its contest. What
+ * inputs took of a group's time is not there for its rounds. */
+static void test_learning(void **state) {
+    (void)state;
+    static const char line[] = "heads=1 q_len=256 head_dim=32 pattern=dense";
+    static const double mosts[] = {0, 1e-9};
+    const run_options options = {.budget = 1};
+    for (int i = 0; i < 2; i++) {
+        bench_report r = {.n_devices = 0};
+        assert_non_null(report_add_device(&r));
+        session s = {.options = &options,
+                     .report = &r,
+                     .runtime = runtime,
+                     .device = device,
+                     .most = mosts[i],
+                     .host_bytes = 1u << 30,
+                     .device_bytes = 1u << 30};
+        const session_entry entry = {"problem", line, 0};
+        assert_int_equal(session_measure(&s, &entry, 1, 0, 0.01, 0.01), 0);
+        assert_int_equal(r.n_results, 1);
+        const bench_result *x = &r.results[0];
+        assert_int_equal(x->status, i ? BENCH_SLOW : BENCH_OK);
+        assert_true(s.speed[TESS_F32] == x->flops / (i ? x->estimate_seconds : x->median));
+        report_free(&r);
+    }
+}
+
+/* Every moment is in one stage, and one that was entered in another goes back to it. */
+static void test_stages(void **state) {
+    (void)state;
+    double seconds[N_STAGES] = {0};
+    const double start = clock_now();
+    stages_of(seconds);
+    const bench_stage outer = stage_enter(STAGE_CHECKS);
+    clock_rest(2e-3);
+    const bench_stage inner = stage_enter(STAGE_PLANS);
+    clock_rest(2e-3);
+    assert_int_equal(stage_enter(inner), STAGE_PLANS);
+    clock_rest(2e-3);
+    stage_enter(outer);
+    stages_of(NULL);
+    double sum = 0;
+    for (int i = 0; i < N_STAGES; i++) sum += seconds[i];
+    assert_true(sum > 0 && sum <= clock_now() - start);
+    assert_true(seconds[STAGE_CHECKS] >= 4e-3 && seconds[STAGE_PLANS] >= 2e-3);
+    assert_true(seconds[STAGE_ROUNDS] == 0);
+    assert_string_equal(stage_name(STAGE_WARM_UP), "warm_up");
+    assert_null(stage_name(N_STAGES));
+}
+
 /* What turns out to need more than a contest may take leaves it, and says what a run takes. */
 static void test_foretold_wrongly(void **state) {
     (void)state;
@@ -220,6 +271,8 @@ int main(void) {
         cmocka_unit_test(test_compiling_is_told),
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_learning, open_cpu, close_cpu),
+        cmocka_unit_test(test_stages),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

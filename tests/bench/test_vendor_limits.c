@@ -209,6 +209,23 @@ static void test_energy(void **state) {
     report_free(&r);
 }
 
+/* Where NVML does not know a GPU, AMD SMI may, by its place on the bus. */
+static void test_amd_energy(void **state) {
+    (void)state;
+    bench_report r = {.n_devices = 0};
+    bench_device *d = add(&r, "vulkan:0", "");
+    snprintf(d->pci, sizeof d->pci, "0001:1b:02.3");
+    sensors_find(d);
+    assert_string_equal(d->energy, "AMD SMI");
+    const double before = sensors_joules(d), spent = sensors_joules(d) - before;
+    assert_true(fabs(spent - 3) < 1e-6);
+    snprintf(d->pci, sizeof d->pci, "0001:1c:02.3");
+    sensors_find(d);
+    assert_string_equal(d->energy, "");
+    assert_true(isnan(sensors_joules(d)));
+    report_free(&r);
+}
+
 /* A problem is timed when the clock, which fake_nvml.c lets rise after some looks at it, is up. The
  * CPU stands in for the GPU. */
 static void test_warm_up(void **state) {
@@ -261,7 +278,7 @@ int main(void) {
         cmocka_unit_test(test_identity), cmocka_unit_test(test_library),
         cmocka_unit_test(test_loops),    cmocka_unit_test(test_hip),
         cmocka_unit_test(test_warm_up),  cmocka_unit_test(test_warming),
-        cmocka_unit_test(test_energy),
+        cmocka_unit_test(test_energy),   cmocka_unit_test(test_amd_energy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
