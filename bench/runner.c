@@ -21,11 +21,6 @@
 #include "text.h"
 #include "vendors.h"
 
-/* The budget does not pay for a share of itself that goes to compiling: an eighth for each device
- * and kernel, a sixth for all. */
-enum { FREE_TO_COMPILE = 8, FREE_FOR_ALL = 6 };
-/* A device whose predecessors took too long has this part of the budget all the same. */
-enum { LEAST_OF_BUDGET = 20 };
 /* Timing the plans takes about so long where their kernels are there. */
 static const double PLANNING_SECONDS = 2;
 /* A device that was busy for so many seconds, and has some left, has a last round of its limits. */
@@ -72,15 +67,9 @@ static int run_lines(session *s) {
 }
 
 static int run_kernel(session *s, const char *kernel) {
-    s->kernel = kernel;
-    s->compiling = 0;
-    s->n_compiled = 0;
-    s->patience = fmin(s->options->budget / FREE_TO_COMPILE, s->unpaid);
-    session_reset_speeds(s);
+    session_begin_kernel(s, kernel);
     const int status = run_lines(s);
-    const double unpaid = fmin(s->compiling, s->patience);
-    s->unpaid -= unpaid;
-    s->end += unpaid;
+    session_end_kernel(s);
     return status;
 }
 
@@ -215,16 +204,13 @@ int run_suite(const run_options *options, bench_report *report) {
     if (limits)
         status = ceilings_measure(limits, report, fmin(8, options->budget / 8), tell_now, &s.bar);
     s.limits = limits;
-    /* However long the limits took, at least half of the budget belongs to the problems. */
-    s.end = fmax(start + options->budget, clock_now() + options->budget / 2);
-    s.unpaid = options->budget / FREE_FOR_ALL;
+    session_begin(&s, start);
     if (options->peers && status == 0 && !(s.peers = peers_start(options->peers, report)))
         status = -1;
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
          s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;
-        status = run_device(&s, fmax(s.end - clock_now(), options->budget / LEAST_OF_BUDGET) /
-                                    (report->n_devices - s.index));
+        status = run_device(&s, session_share(&s, report->n_devices - s.index));
     }
     ceilings_stop(limits);
     peers_stop(s.peers);

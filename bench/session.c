@@ -28,6 +28,37 @@ static const double LEAST_OF_MOST = 0.25;
 /* Rounds of limits lie so far apart. */
 static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 
+/* The budget does not pay for a share of itself that goes to compiling: an eighth for each device
+ * and kernel, a fifth for all. */
+enum { FREE_TO_COMPILE = 8, FREE_FOR_ALL = 5 };
+/* Devices whose predecessors took too long share this part of the budget all the same. */
+enum { LEAST_OF_BUDGET = 20 };
+
+void session_begin(session *s, double start) {
+    const double budget = s->options->budget;
+    /* However long the limits took, at least half of the budget belongs to the problems. */
+    s->end = fmax(start + budget, clock_now() + budget / 2);
+    s->unpaid = budget / FREE_FOR_ALL;
+}
+
+double session_share(const session *s, int devices) {
+    return fmax(s->end - clock_now(), s->options->budget / LEAST_OF_BUDGET) / devices;
+}
+
+void session_begin_kernel(session *s, const char *kernel) {
+    s->kernel = kernel;
+    s->compiling = 0;
+    s->n_compiled = 0;
+    s->patience = fmin(s->options->budget / FREE_TO_COMPILE, s->unpaid);
+    session_reset_speeds(s);
+}
+
+void session_end_kernel(session *s) {
+    const double unpaid = fmin(s->compiling, s->patience);
+    s->unpaid -= unpaid;
+    s->end += unpaid;
+}
+
 double session_rest(const session *s) {
     return s->deadline + fmin(s->compiling, s->patience) - clock_now();
 }

@@ -64,6 +64,14 @@ typedef struct session_forecast {
     char why[512];
 } session_forecast;
 
+/* The time of all devices begins now; the run did at `start`. */
+void session_begin(session *s, double start);
+/* Seconds for the next device, where so many are left. */
+double session_share(const session *s, int devices);
+/* Around the problems of a kernel, NULL: the device's choice. */
+void session_begin_kernel(session *s, const char *kernel);
+void session_end_kernel(session *s);
+
 /* Seconds that are left for the device's problems; compilation counts beyond s->patience. */
 double session_rest(const session *s);
 /* Another round of the device's limits, where the latest is `age` seconds old. -1: out of memory.

@@ -136,6 +136,33 @@ static void test_compiling(void **state) {
     assert_true(session_foretell_compiling(&s, &narrow) == 9);
 }
 
+/* The devices of a run share its time. What compiling takes beyond the budget is bounded for all of
+ * them, and no device has time that an earlier one has used, except a little. */
+static void test_shares(void **state) {
+    (void)state;
+    static const double compiling[] = {1, 40, 12, 30}, unpaid[] = {1, 15, 8, 0};
+    const run_options options = {.budget = 120};
+    session s = {.options = &options};
+    const double now = clock_now(), near = 1;
+    session_begin(&s, now - 20);
+    assert_true(fabs(session_share(&s, 4) - 25) < near);
+    double end = now + 100;
+    for (int i = 0; i < 4; i++) {
+        session_begin_kernel(&s, NULL);
+        s.compiling = compiling[i];
+        s.deadline = now + 10;
+        assert_true(fabs(session_rest(&s) - 10 - unpaid[i]) < near);
+        session_end_kernel(&s);
+        end += unpaid[i];
+        assert_true(fabs(s.end - end) < near);
+    }
+    assert_true(fabs(session_share(&s, 2) - 124.0 / 2) < near);
+    session_begin(&s, now - 100); /* the limits took long */
+    assert_true(fabs(session_share(&s, 1) - 60) < near);
+    s.end = now - 50; /* and so did the first devices */
+    assert_true(session_share(&s, 2) == 3);
+}
+
 /* What the problem that foretells times has compiled stands in the column of the first result of
  * the same kernels, once. */
 static void test_compiling_is_told(void **state) {
@@ -268,6 +295,7 @@ int main(void) {
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_titles),
         cmocka_unit_test(test_compiling),
+        cmocka_unit_test(test_shares),
         cmocka_unit_test(test_compiling_is_told),
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
