@@ -142,6 +142,7 @@ class Page(command.CommandTest):
             self.open(page, width=width)
             self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width)
             self.assertGreater(len(self.rows()), 30)
+        self.assertLessEqual(self.browser.paper(), 4)
         self.assertEqual(self.browser.errors(), [])
 
     # -------------------------------------------------------------- filters
