@@ -12,9 +12,8 @@
 #include "clock.h"
 #include "session.h"
 
-/* Of the memory that a problem may take, groups that wait for their next visit hold this part, and
- * each of them this part of that: fresh memory takes long to get on a virtual machine. */
-enum { KEPT_PART = 8, GROUP_PART = 4 };
+/* Of the memory that a problem may take, groups that wait for their next visit hold this part. */
+enum { KEPT_PART = 2 };
 
 static void close_group(session_group *g) {
     for (int i = 0; i < g->n; i++) {
@@ -27,8 +26,7 @@ static void close_group(session_group *g) {
 void session_release_group(session *s, session_group *g) {
     int open = 0;
     for (int i = 0; i < g->n; i++) open |= g->all[i]->open && g->all[i]->result.status == BENCH_OK;
-    const uint64_t room = s->host_bytes / KEPT_PART;
-    if (!s->revisits || !open || g->bytes > room / GROUP_PART || s->kept_bytes + g->bytes > room) {
+    if (!s->revisits || !open || s->kept_bytes + g->bytes > s->host_bytes / KEPT_PART) {
         close_group(g);
         return;
     }

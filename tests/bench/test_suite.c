@@ -239,48 +239,6 @@ static void test_learning(void **state) {
     }
 }
 
-/* A group that stays open is measured once more, and the faster visit counts for all of it. */
-static void test_second_visit(void **state) {
-    (void)state;
-    const run_options options = {.budget = 1};
-    for (int keeps = 0; keeps < 2; keeps++) {
-        bench_report r = {.n_devices = 0};
-        assert_non_null(report_add_device(&r));
-        session s = {.options = &options,
-                     .report = &r,
-                     .runtime = runtime,
-                     .device = device,
-                     .deadline = clock_now() + 100,
-                     .revisits = 1,
-                     .host_bytes = keeps ? 1u << 30 : 1u << 20,
-                     .device_bytes = 1u << 30};
-        const session_entry pair[2] = {
-            {"problem", "heads=1 q_len=256 head_dim=32 pattern=dense", 0},
-            {"problem", "heads=1 q_len=256 head_dim=32 block=16 local=2 stride=4", 0}};
-        assert_int_equal(session_measure(&s, pair, 2, 0, 1e-3, 1e-3), 0);
-        assert_int_equal(r.n_results, 2);
-        assert_int_equal(s.kept != NULL, keeps);
-        if (keeps) {
-            session_group *g = s.kept;
-            assert_true(g->n == 2 && g->bytes == s.kept_bytes && !g->next);
-            /* What the first visit is said to have taken: in all less, in all more. */
-            static const double medians[2][2] = {{1e-30, 1e3}, {1e-9, 1e30}};
-            for (int more = 0; more < 2; more++) {
-                for (int i = 0; i < 2; i++) g->all[i]->result.median = medians[more][i];
-                assert_int_equal(session_visit_again(&s), 0);
-                for (int i = 0; i < 2; i++) {
-                    const bench_result *x = &r.results[g->at[i]];
-                    assert_int_equal(x->median != medians[more][i], more);
-                    assert_true(x->n_samples >= 3 && x->status == BENCH_OK);
-                }
-            }
-        }
-        session_close_groups(&s);
-        assert_true(!s.kept && !s.kept_bytes);
-        report_free(&r);
-    }
-}
-
 /* Every moment is in one stage, and one that was entered in another goes back to it. */
 static void test_stages(void **state) {
     (void)state;
@@ -342,7 +300,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_learning, open_cpu, close_cpu),
-        cmocka_unit_test_setup_teardown(test_second_visit, open_cpu, close_cpu),
         cmocka_unit_test(test_stages),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
