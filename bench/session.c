@@ -63,8 +63,6 @@ double session_rest(const session *s) {
     return s->deadline + fmin(s->compiling, s->patience) - clock_now();
 }
 
-int session_limits_in_time(session *s) { return session_limits(s, LIMITS_EVERY); }
-
 int session_limits(session *s, double age) {
     bench_device *d = &s->report->devices[s->index];
     if (!s->limits || clock_now() - s->limits_at < age) return 0;
@@ -230,7 +228,7 @@ int session_skip(session *s, const char *family, const char *line, int status,
     return 0;
 }
 
-void session_say_failure(session *s, const bench_result *x) {
+static void say_failure(session *s, const bench_result *x) {
     char line[BENCH_LINE + 1024];
     const bench_device *d = &s->report->devices[s->index];
     const char *kernel = x->kernel[0] ? x->kernel : s->kernel ? s->kernel : "";
@@ -271,13 +269,21 @@ void session_tell(session *s, const char *family, const char *line) {
 
 /* ------------------------------------------------------------------ measuring */
 
+/* Contestants that are open together, and where their results go. */
+typedef struct field {
+    contestant *all[SESSION_MOST];
+    int at[SESSION_MOST]; /* in the report */
+    int n;
+    uint64_t bytes;
+    double prepared; /* seconds that inputs and checks have taken */
+} field;
+
 /* Opens one more. Returns 1 when there is no room beside the others, -1 when out of memory. */
-static int join(session *s, session_group *f, const session_entry *e, double seconds,
+static int join(session *s, field *f, const session_entry *e, double seconds,
                 double check_seconds) {
     measure_limits limits = {seconds, check_seconds, s->host_bytes, s->device_bytes, 0};
-    const uint64_t taken = f->bytes + s->kept_bytes;
-    limits.host_bytes -= taken < limits.host_bytes ? taken : limits.host_bytes;
-    limits.device_bytes -= taken < limits.device_bytes ? taken : limits.device_bytes;
+    limits.host_bytes -= f->bytes < limits.host_bytes ? f->bytes : limits.host_bytes;
+    limits.device_bytes -= f->bytes < limits.device_bytes ? f->bytes : limits.device_bytes;
     contestant *c = calloc(1, sizeof *c);
     bench_result *x = c ? new_result(s, e->family, e->line) : NULL;
     if (!x) {
@@ -300,7 +306,7 @@ static int join(session *s, session_group *f, const session_entry *e, double sec
     if (compiled >= 0)
         c->result.compile_seconds = fmax(compiled, e->first_plan - c->result.plan_seconds);
     if (c->open) session_tell_compiling(s, &c->result);
-    if (!c->open && c->result.status == BENCH_MEMORY && (f->n > 0 || s->kept)) {
+    if (!c->open && c->result.status == BENCH_MEMORY && f->n > 0) {
         s->report->n_results--; /* it comes again, alone */
         free(c);
         return 1;
@@ -312,51 +318,45 @@ static int join(session *s, session_group *f, const session_entry *e, double sec
     return 0;
 }
 
-/* The contest of a group, and what comes after it. Another one begins. */
-static int finish(session *s, session_group **group, double seconds, double check_seconds) {
-    session_group *f = *group;
+static void finish(session *s, field *f, double seconds, double check_seconds) {
     /* What inputs took is gone; problems that are open by now may have a part all the same. */
-    const double most = fmax(s->most - f->prepared, LEAST_OF_MOST * s->most), start = clock_now();
+    const double most = fmax(s->most - f->prepared, LEAST_OF_MOST * s->most);
     const measure_limits limits = {
         .seconds = seconds, .energy_seconds = s->options->energy, .most = most};
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
-    f->rounds_seconds = seconds;
-    f->seconds = clock_now() - start;
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];
         const bench_stage stage = stage_enter(STAGE_PEERS);
         for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
             peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
         stage_enter(stage);
+        contestant_close(c);
         s->report->results[f->at[i]] = c->result;
         if (c->result.status == BENCH_OK)
             note_compiling(s, &c->result, fmax(c->result.first_seconds - c->result.median, 0));
-        if (c->result.status == BENCH_FAILED) session_say_failure(s, &c->result);
+        if (c->result.status == BENCH_FAILED) say_failure(s, &c->result);
         learn(s, &c->result);
+        free(c);
     }
-    session_release_group(s, f);
-    *group = calloc(1, sizeof **group);
-    return *group ? 0 : -1;
+    *f = (field){.n = 0};
 }
 
 int session_measure(session *s, const session_entry *entries, int n, int twin, double seconds,
                     double check_seconds) {
-    session_group *f = calloc(1, sizeof *f);
-    int status = f ? session_limits(s, LIMITS_EVERY) : -1;
+    field f = {.n = 0};
+    int status = session_limits(s, LIMITS_EVERY);
     for (int i = 0; i < n && status == 0 && !clock_interrupted(); i++) {
         char now[160];
         if (!entries[i].line[0] || session_find(s, entries[i].family, entries[i].line)) continue;
         /* Where the problem itself has no numbers, its twin would stand alone. */
-        if (twin && i == 1 && f->n == 1 && !f->all[0]->open) break;
+        if (twin && i == 1 && f.n == 1 && !f.all[0]->open) break;
         snprintf(now, sizeof now, "%s %.90s", s->report->devices[s->index].id, entries[i].line);
         progress_now(&s->bar, now);
-        while ((status = join(s, f, &entries[i], seconds, check_seconds)) == 1)
-            if (f->n == 0)
-                session_close_groups(s);
-            else if (finish(s, &f, seconds, check_seconds) != 0)
-                return -1;
+        status = join(s, &f, &entries[i], seconds, check_seconds);
+        if (status != 1) continue;
+        finish(s, &f, seconds, check_seconds);
+        status = join(s, &f, &entries[i], seconds, check_seconds);
     }
-    if (f && finish(s, &f, seconds, check_seconds) != 0) status = -1;
-    free(f);
+    finish(s, &f, seconds, check_seconds);
     return status;
 }
