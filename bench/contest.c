@@ -160,7 +160,9 @@ static void measure_energy(contestant *c, const bench_device *d, double seconds)
 }
 
 void contest(contestant *const *all, int n, const bench_device *d, const measure_limits *limits) {
+    const bench_stage stage = stage_enter(STAGE_WARM_UP);
     warm_up(all, n, d);
+    stage_enter(STAGE_ROUNDS);
     const bench_sensors before = sensors_read(d);
     const double start = clock_now();
     for (int round = 0; goes_on(all, n, round, clock_now() - start, limits->seconds * n); round++) {
@@ -180,6 +182,7 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
         }
     }
     const bench_sensors after = sensors_read(d);
+    stage_enter(STAGE_ENERGY);
     for (int i = 0; i < n; i++) {
         contestant *c = all[i];
         if (!is_in(c)) continue;
@@ -189,4 +192,5 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
         if (limits->energy_seconds > 0 && !clock_interrupted())
             measure_energy(c, d, limits->energy_seconds);
     }
+    stage_enter(stage);
 }

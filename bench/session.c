@@ -23,19 +23,56 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
 /* Tensors are filled, read back and compared: all in all so much a byte on a slow core, until so
  * many bytes have shown how long it takes here. */
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
+/* Of the time for a group, inputs included, its rounds have this part at least. */
+static const double LEAST_OF_MOST = 0.25;
 /* Rounds of limits lie so far apart. */
 static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
+
+/* The budget does not pay for a share of itself that goes to compiling: an eighth for each device
+ * and kernel, a fifth for all. */
+enum { FREE_TO_COMPILE = 8, FREE_FOR_ALL = 5 };
+/* Devices whose predecessors took too long share this part of the budget all the same. */
+enum { LEAST_OF_BUDGET = 20 };
+
+void session_begin(session *s, double start) {
+    const double budget = s->options->budget;
+    /* However long the limits took, at least half of the budget belongs to the problems. */
+    s->end = fmax(start + budget, clock_now() + budget / 2);
+    s->unpaid = budget / FREE_FOR_ALL;
+}
+
+double session_share(const session *s, int devices) {
+    return fmax(s->end - clock_now(), s->options->budget / LEAST_OF_BUDGET) / devices;
+}
+
+void session_begin_kernel(session *s, const char *kernel) {
+    s->kernel = kernel;
+    s->compiling = 0;
+    s->n_compiled = 0;
+    s->patience = fmin(s->options->budget / FREE_TO_COMPILE, s->unpaid);
+    session_reset_speeds(s);
+}
+
+void session_end_kernel(session *s) {
+    const double unpaid = fmin(s->compiling, s->patience);
+    s->unpaid -= unpaid;
+    s->end += unpaid;
+}
 
 double session_rest(const session *s) {
     return s->deadline + fmin(s->compiling, s->patience) - clock_now();
 }
+
+int session_limits_in_time(session *s) { return session_limits(s, LIMITS_EVERY); }
 
 int session_limits(session *s, double age) {
     bench_device *d = &s->report->devices[s->index];
     if (!s->limits || clock_now() - s->limits_at < age) return 0;
     progress_now(&s->bar, "another round of the limits");
     const double start = clock_now();
+    const bench_stage stage = stage_enter(STAGE_LIMITS);
     const int status = ceilings_again(s->limits, d);
+    stage_enter(stage);
     /* Where a round takes long, on a busy machine, the next one waits for longer. */
     s->limits_at = clock_now() + fmax(ROUND_COSTS * (clock_now() - start) - LIMITS_EVERY, 0);
     return status;
@@ -143,12 +180,16 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
 }
 
+/* Also of a problem that left its contest, since one run of it is known. */
 static void learn(session *s, const bench_result *x) {
-    if (x->status != BENCH_OK || !(x->median > 0)) return;
+    const double run = x->status == BENCH_OK     ? x->median
+                       : x->status == BENCH_SLOW ? x->estimate_seconds
+                                                 : NAN;
+    if (!(run > 0)) return;
     if (x->decode)
-        s->decode_rate = (double)x->bytes_min / x->median;
+        s->decode_rate = (double)x->bytes_min / run;
     else if (!x->twin_line[0] && !result_is_decode(x))
-        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / x->median;
+        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / run;
 }
 
 /* ------------------------------------------------------------------ results */
@@ -189,7 +230,7 @@ int session_skip(session *s, const char *family, const char *line, int status,
     return 0;
 }
 
-static void say_failure(session *s, const bench_result *x) {
+void session_say_failure(session *s, const bench_result *x) {
     char line[BENCH_LINE + 1024];
     const bench_device *d = &s->report->devices[s->index];
     const char *kernel = x->kernel[0] ? x->kernel : s->kernel ? s->kernel : "";
@@ -230,20 +271,13 @@ void session_tell(session *s, const char *family, const char *line) {
 
 /* ------------------------------------------------------------------ measuring */
 
-/* Contestants that are open together, and where their results go. */
-typedef struct field {
-    contestant *all[SESSION_MOST];
-    int at[SESSION_MOST]; /* in the report */
-    int n;
-    uint64_t bytes;
-} field;
-
 /* Opens one more. Returns 1 when there is no room beside the others, -1 when out of memory. */
-static int join(session *s, field *f, const session_entry *e, double seconds,
+static int join(session *s, session_group *f, const session_entry *e, double seconds,
                 double check_seconds) {
     measure_limits limits = {seconds, check_seconds, s->host_bytes, s->device_bytes, 0};
-    limits.host_bytes -= f->bytes < limits.host_bytes ? f->bytes : limits.host_bytes;
-    limits.device_bytes -= f->bytes < limits.device_bytes ? f->bytes : limits.device_bytes;
+    const uint64_t taken = f->bytes + s->kept_bytes;
+    limits.host_bytes -= taken < limits.host_bytes ? taken : limits.host_bytes;
+    limits.device_bytes -= taken < limits.device_bytes ? taken : limits.device_bytes;
     contestant *c = calloc(1, sizeof *c);
     bench_result *x = c ? new_result(s, e->family, e->line) : NULL;
     if (!x) {
@@ -256,7 +290,9 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     const double compiled = c->result.compile_seconds;
     if (c->open) {
         const double runs = c->result.first_seconds + c->turn + fmax(compiled, 0);
-        s->prepare_seconds += fmax(clock_now() - start - runs, 0);
+        const double prepared = fmax(clock_now() - start - runs, 0);
+        f->prepared += prepared;
+        s->prepare_seconds += prepared;
         s->prepare_bytes += (double)c->bytes;
     }
     if (compiled > 0) note_compiling(s, &c->result, compiled);
@@ -264,7 +300,7 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     if (compiled >= 0)
         c->result.compile_seconds = fmax(compiled, e->first_plan - c->result.plan_seconds);
     if (c->open) session_tell_compiling(s, &c->result);
-    if (!c->open && c->result.status == BENCH_MEMORY && f->n > 0) {
+    if (!c->open && c->result.status == BENCH_MEMORY && (f->n > 0 || s->kept)) {
         s->report->n_results--; /* it comes again, alone */
         free(c);
         return 1;
@@ -276,41 +312,51 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     return 0;
 }
 
-static void finish(session *s, field *f, double seconds, double check_seconds) {
+/* The contest of a group, and what comes after it. Another one begins. */
+static int finish(session *s, session_group **group, double seconds, double check_seconds) {
+    session_group *f = *group;
+    /* What inputs took is gone; problems that are open by now may have a part all the same. */
+    const double most = fmax(s->most - f->prepared, LEAST_OF_MOST * s->most), start = clock_now();
     const measure_limits limits = {
-        .seconds = seconds, .energy_seconds = s->options->energy, .most = s->most};
+        .seconds = seconds, .energy_seconds = s->options->energy, .most = most};
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
+    f->rounds_seconds = seconds;
+    f->seconds = clock_now() - start;
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];
+        const bench_stage stage = stage_enter(STAGE_PEERS);
         for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
             peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
-        contestant_close(c);
+        stage_enter(stage);
         s->report->results[f->at[i]] = c->result;
         if (c->result.status == BENCH_OK)
             note_compiling(s, &c->result, fmax(c->result.first_seconds - c->result.median, 0));
-        if (c->result.status == BENCH_FAILED) say_failure(s, &c->result);
+        if (c->result.status == BENCH_FAILED) session_say_failure(s, &c->result);
         learn(s, &c->result);
-        free(c);
     }
-    *f = (field){.n = 0};
+    session_release_group(s, f);
+    *group = calloc(1, sizeof **group);
+    return *group ? 0 : -1;
 }
 
 int session_measure(session *s, const session_entry *entries, int n, int twin, double seconds,
                     double check_seconds) {
-    field f = {.n = 0};
-    int status = session_limits(s, LIMITS_EVERY);
+    session_group *f = calloc(1, sizeof *f);
+    int status = f ? session_limits(s, LIMITS_EVERY) : -1;
     for (int i = 0; i < n && status == 0 && !clock_interrupted(); i++) {
         char now[160];
         if (!entries[i].line[0] || session_find(s, entries[i].family, entries[i].line)) continue;
         /* Where the problem itself has no numbers, its twin would stand alone. */
-        if (twin && i == 1 && f.n == 1 && !f.all[0]->open) break;
+        if (twin && i == 1 && f->n == 1 && !f->all[0]->open) break;
         snprintf(now, sizeof now, "%s %.90s", s->report->devices[s->index].id, entries[i].line);
         progress_now(&s->bar, now);
-        status = join(s, &f, &entries[i], seconds, check_seconds);
-        if (status != 1) continue;
-        finish(s, &f, seconds, check_seconds);
-        status = join(s, &f, &entries[i], seconds, check_seconds);
+        while ((status = join(s, f, &entries[i], seconds, check_seconds)) == 1)
+            if (f->n == 0)
+                session_close_groups(s);
+            else if (finish(s, &f, seconds, check_seconds) != 0)
+                return -1;
     }
-    finish(s, &f, seconds, check_seconds);
+    if (f && finish(s, &f, seconds, check_seconds) != 0) status = -1;
+    free(f);
     return status;
 }

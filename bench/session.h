@@ -21,6 +21,19 @@ typedef struct session_compiled {
 } session_compiled;
 enum { SESSION_COMPILED = 32 };
 
+enum { SESSION_MOST = 16 }; /* contestants at once */
+
+/* Contestants that are open together, and where their results go. */
+typedef struct session_group {
+    contestant *all[SESSION_MOST];
+    int at[SESSION_MOST]; /* in the report */
+    int n;
+    uint64_t bytes;
+    double prepared;                /* seconds that inputs and checks have taken */
+    double rounds_seconds, seconds; /* of a contestant's rounds; that its contest took */
+    struct session_group *next;
+} session_group;
+
 typedef struct session {
     const run_options *options;
     bench_report *report;
@@ -33,9 +46,11 @@ typedef struct session {
     double speed[3], backward_speed[3];
     double decode_rate; /* B/s of the last decode problem, at first a guess */
     double deadline;    /* for this device and kernel */
-    double most;        /* seconds that a contest may take at all; 0: whatever it takes */
+    double most;        /* seconds that a group, inputs included, may take; 0: whatever it takes */
     double compiling;   /* seconds that went to kernels' first plans and runs */
     double patience;    /* so many of them the budget does not pay for */
+    double unpaid;      /* how many more it does not pay for, of all devices and kernels */
+    double end;         /* of the run: the budget, and what it has not paid for so far */
     /* What compiling for a type, a head_dim and an op took; 0: not seen yet. */
     session_compiled compiled[SESSION_COMPILED];
     int n_compiled;
@@ -46,6 +61,9 @@ typedef struct session {
     double prepare_seconds, prepare_bytes;
     uint64_t host_bytes; /* that a problem may take */
     uint64_t device_bytes;
+    int revisits;        /* groups stay open for another visit */
+    session_group *kept; /* those */
+    uint64_t kept_bytes;
     peers *peers; /* NULL: none are wanted */
     progress bar;
     int failed;
@@ -62,11 +80,21 @@ typedef struct session_forecast {
     char why[512];
 } session_forecast;
 
+/* The time of all devices begins now; the run did at `start`. */
+void session_begin(session *s, double start);
+/* Seconds for the next device, where so many are left. */
+double session_share(const session *s, int devices);
+/* Around the problems of a kernel, NULL: the device's choice. */
+void session_begin_kernel(session *s, const char *kernel);
+void session_end_kernel(session *s);
+
 /* Seconds that are left for the device's problems; compilation counts beyond s->patience. */
 double session_rest(const session *s);
 /* Another round of the device's limits, where the latest is `age` seconds old. -1: out of memory.
  */
 int session_limits(session *s, double age);
+/* The same where its time has come. */
+int session_limits_in_time(session *s);
 
 void session_reset_speeds(session *s);
 /* Measures the speed of a small problem in `dtype` unless it is known. */
@@ -91,15 +119,20 @@ typedef struct session_entry {
     double first_plan; /* of the forecast, else 0 */
 } session_entry;
 
-enum { SESSION_MOST = 16 }; /* contestants at once */
-
 /* Measures lines in turns, as many of them at once as memory holds, and leaves out what is measured
  * already. `seconds` is for each. With `twin`, the second line is measured only beside the first.
  * Returns -1 when out of memory. */
 int session_measure(session *s, const session_entry *entries, int n, int twin, double seconds,
                     double check_seconds);
+void session_say_failure(session *s, const bench_result *x);
 /* Prints one line about a result that is there. */
 void session_tell(session *s, const char *family, const char *line);
+
+/* visits.c: keeps a group whose contest is over for its next visit, or closes it. */
+void session_release_group(session *s, session_group *g);
+/* Measures the groups that were kept again, as far as the time goes. -1: out of memory. */
+int session_visit_again(session *s);
+void session_close_groups(session *s);
 
 /* The fixed lines, and a series of rising lengths, within the time until s->deadline. */
 int run_fixed(session *s);
