@@ -137,8 +137,9 @@ class _Direct(torch.autograd.Function):
 # Past the part of apply that is for transforms of torch.func, which are refused before.
 _direct = super(torch.autograd.Function, _Direct).apply
 # Autograd calls a method that finds out which of two functions is ours; that takes a microsecond.
-if hasattr(_Direct, "_backward_cls"):
-    _Direct._backward_cls.apply = _Direct.backward
+_node: Any = getattr(_Direct, "_backward_cls", None)
+if _node is not None:
+    _node.apply = _Direct.backward
 
 
 class _Observed(torch.autograd.Function):
