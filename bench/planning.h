@@ -10,6 +10,7 @@
 /* The bars of the design, shown beside the figures. */
 #define PLANNING_BAR_SECONDS     2e-3
 #define PLANNING_BAR_BYTES       (4.0 * 1024 * 1024)
+#define PLANNING_BAR_COLUMNS     3e-3 /* as many jobs with the columns of gradients */
 #define PLANNING_BAR_JOB_SECONDS 40e-9
 #define PLANNING_BAR_JOB_BYTES   64.0
 

@@ -522,6 +522,12 @@ static const char *const further[] = {
     "stride=8 per_kv_head=1 compact=1 dtype=f16 kv_split=3",
     "op=decode heads=4 kv_heads=2 head_dim=128 batch=2 q_len=100 kv_len=717 pattern=dense "
     "page=64 dtype=bf16",
+    /* Strides of layers with many heads: a column is read by few rows, far apart. */
+    "pattern=s2 block=16 local=2 stride=64 heads=4 kv_heads=2 head_dim=64 q_len=200 kv_len=2300 "
+    "dtype=bf16",
+    "pattern=s2 block=16 local=1 stride=64 heads=2 head_dim=40 q_len=1200",
+    "pattern=s2 block=64 local=2 stride=64 heads=2 head_dim=128 q_len=150 kv_len=4300 dtype=bf16",
+    "pattern=s2 block=8 local=3 stride=128 heads=3 head_dim=72 q_len=1100 dtype=f16",
 };
 
 int list_build(problem_list *list, const char *folder) {

@@ -36,11 +36,6 @@ const char *kv_line(const kv_cache *c, const char *more) {
 
 static int n_opened;
 
-int kv_kernel_is_named(void) {
-    const char *kernel = getenv("TESSERA_KERNEL");
-    return kernel && *kernel;
-}
-
 int kv_none_opened(void) {
     if (n_opened == 0) fprintf(stderr, "no problem was taken, so nothing was tested\n");
     return n_opened == 0;
@@ -316,7 +311,7 @@ int kv_open(kv_cache *c, const test_target *target, const kv_problem *p, const k
     }
     if (status != TESS_OK) {
         /* A kernel that is named may refuse pages, types and sizes. */
-        if (status != TESS_ERROR_UNSUPPORTED || !kv_kernel_is_named())
+        if (status != TESS_ERROR_UNSUPPORTED || !test_kernel_is_named())
             fail_msg("%s: %s", kv_line(c, "refused"), tess_last_error());
         free(c->lens);
         free(c->seeds);

@@ -134,9 +134,6 @@ void kv_same_pools(const char *what, const kv_cache *a, const kv_cache *b);
 /* Guards of all buffers of the cache that stay from call to call. */
 void kv_check_guards(const kv_cache *c, const char *what);
 
-/* Whether TESSERA_KERNEL names the kernel of all plans, which may refuse problems. */
-int kv_kernel_is_named(void);
-
 /* 1, said on stderr, if kernels refused all problems so far. */
 int kv_none_opened(void);
 
