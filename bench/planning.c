@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "options.h"
 #include "stats.h"
+#include "text.h"
 
 enum { RUNS = 15, LEAST_RUNS = 5, PACKED = 1000, LONG = 131072, LONGEST = 1048576 };
 
@@ -117,6 +118,15 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
     out->bar = c->tokens == LONG && c->op == TESS_OP_FORWARD;
     snprintf(out->name, sizeof out->name, "%s", c->name);
     return TESS_OK;
+}
+
+void planning_leave_out(bench_device *d, uint32_t op, double compiling) {
+    const size_t used = strlen(d->planning_note);
+    char would[TEXT_SIZE];
+    snprintf(d->planning_note + used, sizeof d->planning_note - used,
+             "%s%s left out, about %s to compile", used ? "; " : "",
+             op == TESS_OP_BACKWARD ? "gradients" : "forward",
+             text_seconds(would, sizeof would, compiling));
 }
 
 int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,

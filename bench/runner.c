@@ -18,7 +18,6 @@
 #include "report.h"
 #include "sensors.h"
 #include "session.h"
-#include "text.h"
 #include "vendors.h"
 
 /* Timing the plans takes about so long where their kernels are there. */
@@ -80,15 +79,6 @@ static int count_points(const run_options *o) {
     return n;
 }
 
-static void leave_out(bench_device *d, uint32_t op, double compiling) {
-    const size_t used = strlen(d->planning_note);
-    char would[TEXT_SIZE];
-    snprintf(d->planning_note + used, sizeof d->planning_note - used,
-             "%s%s left out, about %s to compile", used ? "; " : "",
-             op == TESS_OP_BACKWARD ? "gradients" : "forward",
-             text_seconds(would, sizeof would, compiling));
-}
-
 /* Plans come last: their kernels are compiled by then where a problem needs them, and the problem's
  * own column tells how long that took. Where no time is left to compile for a plan alone, it is
  * left out. */
@@ -104,7 +94,7 @@ static int run_planning(session *s) {
         if (compiling <= fmax(session_rest(s), 0))
             ops |= 1u << op;
         else
-            leave_out(&s->report->devices[s->index], op, compiling);
+            planning_leave_out(&s->report->devices[s->index], op, compiling);
     }
     const bench_stage stage = stage_enter(STAGE_PLANNING);
     const int status = planning_measure(s->report, s->runtime, s->device, s->index, NULL, ops,

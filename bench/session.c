@@ -53,15 +53,16 @@ void session_begin_kernel(session *s, const char *kernel) {
     session_reset_speeds(s);
 }
 
+/* What compiling took and the budget does not pay for. */
+static double unpaid_compiling(const session *s) { return fmin(s->compiling, s->patience); }
+
 void session_end_kernel(session *s) {
-    const double unpaid = fmin(s->compiling, s->patience);
+    const double unpaid = unpaid_compiling(s);
     s->unpaid -= unpaid;
     s->end += unpaid;
 }
 
-double session_rest(const session *s) {
-    return s->deadline + fmin(s->compiling, s->patience) - clock_now();
-}
+double session_rest(const session *s) { return s->deadline + unpaid_compiling(s) - clock_now(); }
 
 int session_limits(session *s, double age) {
     bench_device *d = &s->report->devices[s->index];

@@ -208,7 +208,16 @@ static void test_planning_ops(void **state) {
         planning_measure(&r, runtime, device, 0, NULL, 1u << TESS_OP_BACKWARD, error, sizeof error),
         0);
     assert_true(r.n_planning > 0);
-    for (int i = 0; i < r.n_planning; i++) assert_non_null(strstr(r.planning[i].name, "gradients"));
+    for (int i = 0; i < r.n_planning; i++) {
+        assert_non_null(strstr(r.planning[i].name, "gradients"));
+        assert_true(r.planning[i].runs >= 5 && r.planning[i].runs <= 15);
+    }
+    bench_device *d = report_add_device(&r);
+    planning_leave_out(d, TESS_OP_FORWARD, 2);
+    planning_leave_out(d, TESS_OP_BACKWARD, 30);
+    assert_string_equal(d->planning_note,
+                        "forward left out, about 2.00 s to compile; gradients left "
+                        "out, about 30.0 s to compile");
     report_free(&r);
 }
 
@@ -236,6 +245,24 @@ static void test_learning(void **state) {
         assert_int_equal(x->status, i ? BENCH_SLOW : BENCH_OK);
         assert_true(s.speed[TESS_F32] == x->flops / (i ? x->estimate_seconds : x->median));
         report_free(&r);
+    }
+}
+
+/* Rows of the reference are made by several threads where each takes long. */
+static void test_long_rows(void **state) {
+    (void)state;
+    static const char *const problems[] = {
+        "heads=1 q_len=4096 head_dim=128 dtype=bf16 pattern=dense",
+        "op=bwd heads=1 q_len=4096 head_dim=128 dtype=bf16 pattern=dense"};
+    const measure_limits limits = {.host_bytes = 1u << 30, .device_bytes = 1u << 30};
+    for (int i = 0; i < 2; i++) {
+        contestant *c = calloc(1, sizeof *c);
+        assert_non_null(c);
+        if (contestant_open(c, runtime, device, NULL, problems[i], &limits) != 0)
+            fail_msg("%s: %s", problems[i], c->result.note);
+        assert_int_equal(c->result.checked_rows, i ? 8 + 16 : 8);
+        contestant_close(c);
+        free(c);
     }
 }
 
@@ -300,6 +327,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_learning, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_long_rows, open_cpu, close_cpu),
         cmocka_unit_test(test_stages),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
