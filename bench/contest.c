@@ -22,7 +22,7 @@ static const double GPU_WARM_UP = 0.1, CPU_WARM_UP = 0.03;
  * is warm when its clock is that near to the highest one, or has not risen for a while. */
 static const double AWAKE = 0.75, STEADY = 0.5, GPU_WARM_UP_MOST = 2, LOOK_EVERY = 0.02;
 /* No run just to warm up is worth that much. */
-static const double SLOW_RUN = 1.0, SLOW_AGAIN = 0.3;
+static const double SLOW_RUN = CONTEST_SLOW_RUN, SLOW_AGAIN = 0.3;
 /* Runs of a sample together take so long at least, where they are short. */
 static const double SAMPLE_SECONDS = 1e-3;
 /* A contest whose results are noisy may go on for so many times its time. */

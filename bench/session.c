@@ -14,7 +14,7 @@
 #include "report.h"
 #include "text.h"
 
-/* The first run, one that warms up, three timed ones. */
+/* The first run, one that warms up or finds the time of a decode's turn, three timed ones. */
 enum { RUNS_AT_LEAST = 5 };
 /* Bytes and FLOP a second before anything is known. */
 static const double DECODE_GUESS = 4e9, SPEED_GUESS = 1e9;
@@ -173,7 +173,8 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
     /* Layers of decode take turns, and all of them are read. */
     const double once =
         cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / s->decode_rate : f->run;
-    f->seconds = RUNS_AT_LEAST * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
+    const int runs = RUNS_AT_LEAST - (!cost.decode && once > CONTEST_SLOW_RUN);
+    f->seconds = runs * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
     f->first_plan = cost.plan_seconds;
     note_compiling(s, &shape, cost.plan_seconds);
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);

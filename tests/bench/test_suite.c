@@ -221,6 +221,24 @@ static void test_planning_ops(void **state) {
     report_free(&r);
 }
 
+/* Runs that take long are not made to warm up, and not foretold. */
+static void test_foretelling(void **state) {
+    (void)state;
+    static const char line[] = "heads=1 q_len=256 head_dim=32 pattern=dense";
+    static const double runs[][2] = {{0.5, 5}, {2, 4}};
+    session s = {.runtime = runtime, .device = device, .prepare_bytes = 1};
+    session_forecast f;
+    s.speed[TESS_F32] = 1;
+    session_foretell(&s, line, &f);
+    const double flops = f.run;
+    for (int i = 0; i < 2; i++) {
+        s.speed[TESS_F32] = flops / runs[i][0];
+        session_foretell(&s, line, &f);
+        assert_true(f.planned && fabs(f.run / runs[i][0] - 1) < 1e-9);
+        assert_true(fabs(f.seconds / f.run - runs[i][1]) < 1e-9);
+    }
+}
+
 /* What a problem turns out to take foretells the next one, also where it left its contest. What
  * inputs took of a group's time is not there for its rounds. */
 static void test_learning(void **state) {
@@ -326,6 +344,7 @@ int main(void) {
         cmocka_unit_test(test_compiling_is_told),
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_foretelling, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_learning, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_long_rows, open_cpu, close_cpu),
         cmocka_unit_test(test_stages),
