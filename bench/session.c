@@ -31,8 +31,8 @@ static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 /* The budget does not pay for a share of itself that goes to compiling: an eighth for each device
  * and kernel, a fifth for all. */
 enum { FREE_TO_COMPILE = 8, FREE_FOR_ALL = 5 };
-/* Devices whose predecessors took too long share this part of the budget all the same. */
-enum { LEAST_OF_BUDGET = 20 };
+/* A device whose predecessors took too long has this part of the budget all the same. */
+enum { LEAST_OF_BUDGET = 10 };
 
 void session_begin(session *s, double start) {
     const double budget = s->options->budget;
@@ -42,7 +42,7 @@ void session_begin(session *s, double start) {
 }
 
 double session_share(const session *s, int devices) {
-    return fmax(s->end - clock_now(), s->options->budget / LEAST_OF_BUDGET) / devices;
+    return fmax((s->end - clock_now()) / devices, s->options->budget / LEAST_OF_BUDGET);
 }
 
 void session_begin_kernel(session *s, const char *kernel) {
