@@ -427,8 +427,8 @@ static const char *const further[] = {
     "pattern=window left=10 right=30 causal=0 sinks=70 heads=2 head_dim=16 q_len=150 kv_len=90",
     "pattern=window left=200 right=0 sinks=64 block=16 heads=8 kv_heads=2 head_dim=64 q_len=1 "
     "kv_len=4097 kv_split=5",
-    /* more parts than a merge weighs at a time */
-    "pattern=dense heads=2 head_dim=64 q_len=3 kv_len=1400 kv_split=20",
+    /* more parts than a merge weighs at a time, which two blocks each make */
+    "pattern=dense heads=2 head_dim=64 q_len=3 kv_len=2560 kv_split=20",
     "pattern=window left=17 right=0 sinks=4 block=128 heads=2 head_dim=64 q_len=600 kv_len=601 "
     "dtype=f16",
     /* Tiles of two query blocks of 64 rows, of which each keeps keys that the other does not: at

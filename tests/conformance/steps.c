@@ -724,6 +724,12 @@ static void spoiled(rig *r) {
     run_it.step = (tess_buffer){0};
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "step");
     run_it = run_desc(r, r->step);
+    run_it.k.buffer.size = run_it.k.buffer.offset + bytes_of(TESS_ROLE_K) - 1;
+    assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "k.buffer");
+    run_it = run_desc(r, r->step);
+    run_it.o.buffer = run_it.v.buffer;
+    assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "o: must not");
+    run_it = run_desc(r, r->step);
     run_it.lse.buffer = r->step;
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "lse: must not");
     run_it = run_desc(r, r->step);

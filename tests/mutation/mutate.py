@@ -13,8 +13,8 @@ OLD stands in FILE exactly once, however its lines are broken, and is replaced b
 NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of a build,
 which further arguments may follow, or `$ PROGRAM ARGUMENTS` with a program of the build folder.
 Everything happens in a copy of the tree with a build of its own: apply, build what TEST needs, run
-it up to its first failure, put the line back. A test that fails or does not end has caught the
-fault.
+it up to its first failure, put the line back. A test that fails, waits for ever or does not end in
+time has caught the fault.
 
 --check only looks whether every entry still applies exactly once. --shard takes the K-th of N
 parts, counted from 1, and --only the entries whose line matches. The exit status is 0 if every
@@ -34,6 +34,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FEWEST = 100
 SKIPPED = 77
+IDLE = 60  # seconds without any work after which a test counts as one that waits for ever
 SKIPPED_HERE = ("skipped", "its test does not run here")
 # Tests that are left out where a compiler is missing.
 OPTIONAL = {"cuda_waits"}
@@ -99,6 +100,20 @@ def check(faults, wrong, root):
     return wrong
 
 
+def cpu_ticks(group):
+    """What the processes of a group have used of the CPUs."""
+    total = 0
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
+                words = file.read().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if name.isdigit() and int(words[2]) == group:
+            total += sum(int(w) for w in words[11:15])
+    return total
+
+
 class Copy:
     """A copy of the tree and its build."""
 
@@ -141,12 +156,19 @@ class Copy:
             log.flush()
             child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                      env=env, cwd=self.build, start_new_session=True)
-            try:
-                return child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, 9)
-                child.wait()
-                return None
+            if timeout is None:
+                return child.wait()
+            begin, used, since = time.monotonic(), -1, time.monotonic()
+            while time.monotonic() - begin < timeout and time.monotonic() - since < IDLE:
+                try:
+                    return child.wait(min(5, timeout))
+                except subprocess.TimeoutExpired:
+                    now = cpu_ticks(child.pid)
+                    if now != used:
+                        used, since = now, time.monotonic()
+            os.killpg(child.pid, 9)
+            child.wait()
+            return None
 
     def configure(self):
         os.makedirs(self.build, exist_ok=True)
@@ -214,6 +236,8 @@ class Copy:
         return command, env, sorted(targets)
 
     def make(self, targets):
+        if not targets:  # of a test that compiles by itself
+            return True
         command = ["cmake", "--build", self.build, "-j", self.jobs, "--target"]
         return self.call(command + targets) == 0
 

@@ -74,6 +74,11 @@ static generation draw(uint64_t seed, const test_target *target) {
     g.form.head_major = (int)test_between(random, 0, 1);
     g.form.q_len = test_between(random, 0, 1) ? g.keys : g.p.max_chunk;
     g.form.spare = test_between(random, 0, 2);
+    if (test_between(random, 0, 2) == 0) { /* one rank of several that share the heads */
+        const int32_t ranks = (int32_t)test_between(random, 2, 8);
+        g.p.heads_total = ranks * g.p.heads;
+        g.p.head_first = (int32_t)test_between(random, 0, ranks - 1) * g.p.heads;
+    }
     return g;
 }
 
