@@ -23,5 +23,7 @@ enum { PLANNING_DTYPE = TESS_BF16, PLANNING_HEAD_DIM = 128 };
 int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,
                      int device_index, const char *kernel, unsigned ops, char *error,
                      size_t error_size);
+/* Notes that plans of an op are not made, since compiling for them would take so long. */
+void planning_leave_out(bench_device *d, uint32_t op, double compiling);
 
 #endif

@@ -391,6 +391,7 @@ static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
                 d->driver[0] ? ", " : "", d->driver, d->compute_units,
                 strcmp(d->kind, "gpu") == 0 ? "multiprocessors" : "threads");
         if (d->ceiling_note[0]) fprintf(f, "%s%s ceilings: %s\n", bullet, d->id, d->ceiling_note);
+        if (d->planning_note[0]) fprintf(f, "%s%s plans: %s\n", bullet, d->id, d->planning_note);
     }
     for (int i = 0; i < r->n_peers; i++)
         if (r->peers[i].note[0])
