@@ -218,7 +218,6 @@ static void test_refusals_stay(void **state) {
         }
         assert_int_equal(shim.kernel_modules(), before + refusals[n / 2].asked);
         end(&x);
-        forget();
     }
 }
 
@@ -246,7 +245,6 @@ static void test_refusals_pass(void **state) {
             assert_string_equal(kernel, "vulkan/coopmat");
         }
         end(&x);
-        forget();
     }
 }
 
