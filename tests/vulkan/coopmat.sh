@@ -24,7 +24,7 @@ masks=$3
 properties=$4
 interop=$5
 validated "the list" "$program" --device vulkan/coopmat --masks "$masks" || exit 1
-# What the list has of other types: pages, few rows, merges, and scores that are large.
+# What the list has of other types or not at all: pages, few rows, merges, large blocks and scores.
 # Here the device has its choice, which this makes the kernel: it fails if that refuses.
 export TESSERA_KERNEL=vulkan/coopmat
 paged="op=decode pattern=s2 block=16 local=2 stride=3 per_kv_head=1"
@@ -32,7 +32,7 @@ window="op=decode pattern=window left=40 right=0 sinks=4"
 while read -r line; do
   validated "$line" "$program" --device vulkan --masks "$masks" --line "$line dtype=f16" || exit 1
 done <<LINES
-pattern=window causal=0 left=93 right=21 block=7 sinks=5 heads=2 head_dim=120 q_len=127 scale=40
+pattern=window causal=0 left=93 right=21 block=200 sinks=5 heads=2 head_dim=120 q_len=127 scale=40
 $paged heads=4 kv_heads=1 head_dim=128 q_len=20 kv_len=200 page=32 compact=1
 $paged heads=4 kv_heads=2 head_dim=64 batch=2 q_len=1 kv_len=300 page=16 kv_split=2
 $window heads=8 kv_heads=2 head_dim=104 q_lens=33,7 kv_lens=150,300 page=64 kv_split=2
