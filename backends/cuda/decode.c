@@ -136,8 +136,8 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
  * differ. */
 static int suits_few_warps(const tess_driver_device *d, const instance *x,
                            const tess_kernel_key *key) {
-    return machine_of(d)->few_warps && x->head_dim == 128 && x->rows == 16 && x->element == 2 &&
-           key->page == 0 && !key->compact && !key->steps;
+    return machine_of(d)->few_warps && x->head_dim == 128 && x->element == 2 &&
+           x->keys > TESS_DECODE_RUN && key->page == 0 && !key->compact && !key->steps;
 }
 
 /* Chooses workgroups by the number of unsplit jobs. If larger workgroups nearly fill the device,
@@ -159,7 +159,7 @@ static launch_shape shape_for(const tess_driver_device *d, const instance *x,
             const uint64_t room = waves * groups * units_of(d);
             const int fits = waves == 1 ? 4 * jobs >= 3 * room : even && 10 * jobs >= 9 * room;
             if (jobs > room || waves > 2 * groups || !fits) continue;
-            if (even && 10 * jobs >= 9 * room && suits_few_warps(d, x, key))
+            if (even && (groups == 1 || 10 * jobs >= 9 * room) && suits_few_warps(d, x, key))
                 return (launch_shape){groups, TESS_DECODE_WARPS / groups, 1};
             return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
         }

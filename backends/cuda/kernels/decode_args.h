@@ -35,7 +35,7 @@ typedef struct tess_decode_args {
     X(256, 16, 2, 16)            \
     X(64, 32, 3, 16)             \
     X(96, 32, 2, 16)             \
-    X(128, 32, 2, 16)
+    X(128, 32, 2, 32)
 
 /* The same for K and V of 8 bits. */
 #define TESS_DECODE_CODED_INSTANCES(X) X(64, 16, 4, 32) X(128, 16, 3, 32)
