@@ -40,7 +40,7 @@ typedef struct machine {
     const char *arch;
     unsigned shared_bytes;
     uint32_t bandwidth; /* MB/s */
-    int few_warps;      /* see suits_few_warps; where it was measured */
+    int one_stage;      /* see suits_one_stage; where it was measured */
 } machine;
 
 static const machine *machine_of(const tess_driver_device *d) {
@@ -130,14 +130,15 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
     return tiles < MANY && key->batch < MANY ? tiles * key->batch * runs : MANY;
 }
 
-/* Whether four warps of a multiprocessor, of one stage each, read as fast as the memory allows.
- * With more in flight, some multiprocessors get more than their share of the bandwidth, and the
- * last ones end later. In pages a stage waits for its page id, too, and lengths of a step may
- * differ. */
-static int suits_few_warps(const tess_driver_device *d, const instance *x,
-                           const tess_kernel_key *key) {
-    return machine_of(d)->few_warps && x->head_dim == 128 && x->element == 2 &&
-           x->keys > TESS_DECODE_RUN && key->page == 0 && !key->compact && !key->steps;
+/* Whether workgroups with a single stage read as fast as the memory allows: four warps of a
+ * multiprocessor, or with codes all of one workgroup. With more in flight, some multiprocessors get
+ * more than their share of the bandwidth, and the last ones end later. In pages a stage waits for
+ * its page id, too, and lengths of a step may differ. */
+static int suits_one_stage(const tess_driver_device *d, const instance *x,
+                           const tess_kernel_key *key, uint32_t groups) {
+    return machine_of(d)->one_stage && x->head_dim == 128 &&
+           (x->element == 1 ? groups == 1 : x->keys > TESS_DECODE_RUN) && key->page == 0 &&
+           !key->compact && !key->steps;
 }
 
 /* Chooses workgroups by the number of unsplit jobs. If larger workgroups nearly fill the device,
@@ -159,9 +160,12 @@ static launch_shape shape_for(const tess_driver_device *d, const instance *x,
             const uint64_t room = waves * groups * units_of(d);
             const int fits = waves == 1 ? 4 * jobs >= 3 * room : even && 10 * jobs >= 9 * room;
             if (jobs > room || waves > 2 * groups || !fits) continue;
-            if (even && (groups == 1 || 10 * jobs >= 9 * room) && suits_few_warps(d, x, key))
-                return (launch_shape){groups, TESS_DECODE_WARPS / groups, 1};
-            return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
+            const uint32_t all = TESS_DECODE_WARPS * least.groups,
+                           warps = x->element == 1 ? all : TESS_DECODE_WARPS;
+            if (even && (groups == 1 || 10 * jobs >= 9 * room) &&
+                suits_one_stage(d, x, key, groups))
+                return (launch_shape){groups, warps / groups, 1};
+            return shape_of(d, x, groups, all / groups);
         }
     if (least.groups > 2 && jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
         return shape_of(d, x, least.groups - 1, TESS_DECODE_WARPS);
