@@ -14,9 +14,10 @@
 #include "kernels/chunk.h"
 #include "kernels/turns.h"
 
-/* The jobs that a worker takes first, on a line of the caches of their own. */
+/* The jobs that a worker takes first. Homes share lines of the caches, as all workers would share
+ * one counter: on lines of their own they would take too much of the caller's stack. */
 typedef struct home {
-    _Alignas(64) atomic_uint_fast64_t next;
+    atomic_uint_fast64_t next;
     uint64_t end;
 } home;
 
