@@ -83,6 +83,24 @@ TESS_MERGE_KERNEL {
     const uint thread = TESS_THREAD,
                groups = (args.partial_rows + TESS_MERGE_ROWS - 1u) / TESS_MERGE_ROWS;
     TESS_MERGE_LOOP(number) {
+        /* Workgroups past the last merge read the first one's words and then find no rows. A merge
+         * has `groups` groups of rows. */
+        const bool present = number / groups < tess_present_items(args.items TESS_TABLES_OF_KERNEL);
+        TESS_LEAVE_UNLESS(present);
+        const tess_merged merge = tess_read_merge(
+            tess_find_item(number / groups, present, TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL)
+                TESS_TABLES_OF_KERNEL);
+        TESS_LEAVE_UNLESS_BOUND(merge.sequence, merge.row, merge.head / args.group)
+        const uint first_row = number % groups * TESS_MERGE_ROWS, head_dim = TESS_HEAD_DIM;
+        const uint used = present ? merge.packed_rows : 0u, parts = present ? merge.parts : 0u;
+        const tess_offset o_base = TESS_FIRST(o, merge, merge.q_start, merge.head);
+        const tess_offset lse_base = TESS_FIRST(lse, merge, merge.q_start, merge.head);
+        const tess_offset step = TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 2u);
+        const tess_offset first_o = args.partials_at + TESS_OFFSET(merge.partial) * step;
+        const tess_offset first_max =
+            first_o + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim);
+        const tess_offset first_sum = first_max + TESS_OFFSET(args.partial_rows);
+        const float scale_log2 = (args.scale < 0.0f ? -args.scale : args.scale) * TESS_LOG2E;
 #include "merge_rows.inl"
         TESS_MERGE_NEXT_OR_LEAVE;
     }

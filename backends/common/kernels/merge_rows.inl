@@ -1,21 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In merge.inl: what a workgroup does for rows number `number` of the launch. A merge has `groups`
- * of them. Workgroups past the last merge read the first one's words and then find no rows. */
-const bool present = number / groups < tess_present_items(args.items TESS_TABLES_OF_KERNEL);
-TESS_LEAVE_UNLESS(present);
-const tess_merged merge = tess_read_merge(tess_find_item(
-    number / groups, present, TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL) TESS_TABLES_OF_KERNEL);
-TESS_LEAVE_UNLESS_BOUND(merge.sequence, merge.row, merge.head / args.group)
-const uint first_row = number % groups * TESS_MERGE_ROWS, head_dim = TESS_HEAD_DIM;
-const uint used = present ? merge.packed_rows : 0u, parts = present ? merge.parts : 0u;
-const tess_offset o_base = TESS_FIRST(o, merge, merge.q_start, merge.head);
-const tess_offset lse_base = TESS_FIRST(lse, merge, merge.q_start, merge.head);
-const tess_offset step = TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 2u);
-const tess_offset first_o = args.partials_at + TESS_OFFSET(merge.partial) * step;
-const tess_offset first_max = first_o + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim);
-const tess_offset first_sum = first_max + TESS_OFFSET(args.partial_rows);
-const float scale_log2 = (args.scale < 0.0f ? -args.scale : args.scale) * TESS_LOG2E;
-
+/* In merge.inl: merges the rows of a workgroup from first_row on. */
 /* row_max of each row. That of a part without keys is at or below TESS_LOWEST, and its sum is
  * 0. */
 const uint line = thread / TESS_MERGE_PARTS, lane = thread % TESS_MERGE_PARTS,
