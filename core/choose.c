@@ -98,13 +98,16 @@ static bool is_invariant(const walk *w) {
     return w->plan && (w->plan->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
 }
 
-/* The problem about which rows are asked: the longest sequence without a kernel or, where others
- * must not matter, the shortest there can be. */
-static tess_kernel_key key_left(const walk *w) {
+/* The problem of the shortest sequence without a kernel that there can be. */
+static tess_kernel_key key_fewest(const walk *w) {
     tess_kernel_key key = *w->key;
-    if (is_invariant(w)) key.max_q_len = w->above + 1;
+    key.max_q_len = w->above + 1;
     return key;
 }
+
+/* The problem about which rows are asked: the longest sequence without a kernel or, where others
+ * must not matter, the shortest there can be. */
+static tess_kernel_key key_left(const walk *w) { return is_invariant(w) ? key_fewest(w) : *w->key; }
 
 /* The user wants this kernel, for better or worse. */
 static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
@@ -115,6 +118,14 @@ static int64_t most_for(const walk *w, const tess_kernel_info *info) {
     if (w->plan->op != TESS_OP_FORWARD) return EVERY_LENGTH;
     const int64_t most = info->most_rows / w->key->group;
     return most < EVERY_LENGTH ? most : EVERY_LENGTH;
+}
+
+/* Whether to ask the row once more, about the fewest rows. Most sequences of a step have far fewer
+ * rows than its capacity allows, and a kernel for few rows may have a faster shape for the fewest.
+ * Where another kernel follows anyway, each shape gets a share. */
+static bool has_fewer(const walk *w, const tess_kernel_info *info) {
+    return w->plan && w->plan->steps && !is_invariant(w) && info->status == TESS_OK &&
+           most_for(w, info) < w->plan->max_q_len;
 }
 
 /* Whether the row may have the sequences up to `most` rows; else notes why not. */
@@ -201,9 +212,13 @@ static void walk_rows(walk *w) {
     w->status = TESS_OK;
     for (uint32_t index = 0; index < MOST_ROWS && !w->done; index += again ? 0 : 1) {
         const tess_kernel_key key = key_left(w);
-        const tess_status status = ask(w->device, index, &key, NULL, &a);
+        tess_status status = ask(w->device, index, &key, NULL, &a);
         again = false;
         if (status == TESS_ERROR_INVALID) break; /* past the last */
+        if (status == TESS_OK && has_fewer(w, &a.info)) {
+            const tess_kernel_key fewest = key_fewest(w);
+            status = ask(w->device, index, &fewest, NULL, &a);
+        }
         if (status != TESS_OK) {
             set_error(w, status, a.told, a.text);
             return;

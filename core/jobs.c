@@ -306,7 +306,6 @@ static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
         TESS_RETURN_IF_ERROR(count_parts(jobs, begin, &span));
     else
         count_whole(jobs, begin, &span);
-    jobs->q_len = larger(jobs->q_len, jobs->sequences[s].q_len);
     jobs->n_read += (uint64_t)((span.end - span.first) * layout->n_kv_heads);
     return TESS_OK;
 }
@@ -326,18 +325,25 @@ static tess_status check_count(const tess_jobs *jobs) {
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
-    uint32_t packed = 0;
+    uint32_t packed = 0, most_heads = 0; /* of a job; as far as there are any */
     TESS_RETURN_IF_ERROR(check_count(jobs));
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_read = 0;
-    jobs->q_len = 0;
+    jobs->most_rows = 0;
     jobs->partial_rows = 0;
     tess_order_begin(&jobs->order);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_sequence *sequence = &jobs->sequences[s];
         if (!tess_jobs_has(jobs, sequence)) continue;
         uint32_t heads = heads_of_job(jobs, sequence);
-        if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
+        if (heads != packed) {
+            count_packs(jobs, heads, 0, jobs->n_runs);
+            most_heads = 0;
+            for (uint32_t n = 0; n < jobs->n_packs; n++)
+                most_heads = (uint32_t)larger(most_heads, jobs->packs[n].heads);
+        }
         packed = heads;
+        jobs->most_rows = (uint32_t)larger(jobs->most_rows,
+                                           smaller(sequence->q_len, jobs->grid.step) * most_heads);
         TESS_RETURN_IF_ERROR(count_sequence(jobs, s, false));
     }
     tess_order_end(&jobs->order);

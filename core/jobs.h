@@ -80,7 +80,7 @@ typedef struct tess_jobs {
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
-    int64_t q_len;         /* of the sequence with most rows */
+    uint32_t most_rows;    /* rows * heads of a job */
     uint64_t n_read;       /* the key blocks of all kv heads */
     uint32_t partial_rows; /* most rows * heads of a split job */
 

@@ -94,16 +94,22 @@ static tess_status check_page(const tess_plan_desc *d) {
 /* What a plan or a step decides by itself needs at most so much workspace. */
 #define MOST_WORKSPACE (UINT64_C(24) << 20)
 
+/* The kernel for the longest sequences, whose partial results have most rows, gets half of it. */
+static uint64_t partial_bytes_of(const tess_plan *plan, const tess_share *share) {
+    const uint64_t scratch = share->kernel.scratch_bytes + 4096, /* and alignment */
+        others = plan->n_shares - 1, is_last = share == &plan->shares[others];
+    if (scratch >= MOST_WORKSPACE) return 1;
+    return (MOST_WORKSPACE - scratch) / (others == 0 ? 1 : is_last ? 2 : 2 * others);
+}
+
 static tess_split_model split_model(const tess_plan *plan, const tess_share *share) {
     const uint32_t block = (uint32_t)plan->layout->pattern.block;
-    const uint64_t scratch = share->kernel.scratch_bytes + 4096; /* and alignment */
     return (tess_split_model){
         .costs = tess_split_costs(&share->kernel.costs, plan->device->caps.parallel_jobs),
         .block = block,
         .block_bytes = 2 * block * tess_plan_key_bytes(plan),
         .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float),
-        .partial_bytes =
-            scratch < MOST_WORKSPACE ? (MOST_WORKSPACE - scratch) / plan->n_shares : 1};
+        .partial_bytes = partial_bytes_of(plan, share)};
 }
 
 static tess_status count_jobs(const tess_plan *plan, const tess_share *share,

@@ -38,7 +38,10 @@ typedef struct load {
 static uint32_t fit(uint64_t x) { return x > UINT32_MAX ? UINT32_MAX : (uint32_t)x; }
 static uint32_t more(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static uint32_t less(uint32_t a, uint32_t b) { return a < b ? a : b; }
-static uint32_t divide_up(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
+static uint32_t divide_up(uint32_t a, uint32_t b) {
+    const uint32_t whole = a / b;
+    return whole + (whole * b != a);
+}
 
 tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t parallel_jobs) {
     /* Parts of fewer than 512 keys gain nothing on any device we know. */
@@ -106,9 +109,7 @@ static uint32_t job_ticks(const tess_split_model *model, const tess_split_ticks 
 }
 
 static uint32_t longest_of(const tess_jobs *jobs) {
-    for (uint32_t b = jobs->order.n_buckets; b-- > 0;)
-        if (jobs->order.bucket[b]) return b << jobs->order.shift;
-    return 0;
+    return jobs->order.n_used ? (jobs->order.n_used - 1) << jobs->order.shift : 0;
 }
 
 /* Reads the order of the counted jobs. Where its buckets are wider than a length, jobs count as the
@@ -116,15 +117,20 @@ static uint32_t longest_of(const tess_jobs *jobs) {
 static void find_load(const tess_split_model *model, const tess_split_ticks *t,
                       const tess_jobs *jobs, uint32_t partial_rows, load *x) {
     uint64_t ticks = 0;
-    uint32_t last = UINT32_MAX;
+    uint32_t start = UINT32_MAX; /* of the bin at hand */
+    bin *to = NULL;
     x->n_bins = 0;
     x->jobs = jobs->n_jobs;
-    for (uint32_t b = jobs->order.n_buckets; b-- > 0;) {
+    uint64_t left = jobs->n_jobs;
+    for (uint32_t b = jobs->order.n_used; b-- > 0 && left > 0;) {
         const uint32_t count = jobs->order.bucket[b], blocks = b << jobs->order.shift;
         if (count == 0) continue;
-        if (bin_of(blocks) != last) x->bins[x->n_bins++] = (bin){.most = blocks};
-        last = bin_of(blocks);
-        bin *to = &x->bins[x->n_bins - 1];
+        left -= count;
+        if (!to || blocks < start) {
+            to = &x->bins[x->n_bins++];
+            *to = (bin){.most = blocks};
+            start = bin_start(bin_of(blocks));
+        }
         to->jobs += count;
         to->least = blocks;
         ticks += (uint64_t)count * job_ticks(model, t, blocks);
@@ -155,9 +161,10 @@ static uint32_t unsplit_ticks(const tess_split_model *model, const tess_split_ti
     return least;
 }
 
-/* Parts of `length` key blocks take no longer; UINT32_MAX where there is no room for them. */
+/* Parts of `length` key blocks take no longer; UINT32_MAX where there is no room for them, or where
+ * it is plain that they take more than `least`. */
 static uint32_t split_ticks(const tess_split_model *model, const tess_split_ticks *t, const load *x,
-                            uint32_t length) {
+                            uint32_t length, uint32_t least) {
     const uint32_t workers = model->costs.workers;
     uint64_t partials = 0, cut = 0;
     uint32_t most_parts = 1;
@@ -168,6 +175,10 @@ static uint32_t split_ticks(const tess_split_model *model, const tess_split_tick
         most_parts = more(most_parts, made);
     }
     if (partials > x->most_partials || partials >= MOST_PARTIALS) return UINT32_MAX;
+    const uint32_t merge =
+        fit(t->merge + (uint64_t)fit((uint64_t)fit((uint64_t)most_parts * t->part) +
+                                     fit(partials * t->partial)));
+    if ((uint64_t)x->read + merge > least) return UINT32_MAX;
     const uint32_t part = job_ticks(model, t, length),
                    /* parts are equal, so they may end within a step */
         each = t->job + (model->block % model->costs.step_keys ? t->step : 0),
@@ -175,20 +186,20 @@ static uint32_t split_ticks(const tess_split_model *model, const tess_split_tick
                    waves = fit((uint64_t)divide_up(fit(partials + x->jobs - cut), workers) * part),
                    spread = work == UINT32_MAX ? UINT32_MAX
                                                : fit((uint64_t)divide_up(work, workers) + part);
-    const uint64_t merge = t->merge + (uint64_t)fit((uint64_t)fit((uint64_t)most_parts * t->part) +
-                                                    fit(partials * t->partial));
-    return fit((uint64_t)more(less(waves, spread), x->read) + fit(merge));
+    return fit((uint64_t)more(less(waves, spread), x->read) + merge);
 }
 
 /* Tries `n` lengths from `first` on, `stride` apart or, where that is 0, those that begin a bin. Of
- * equal ones the longest is kept. */
+ * equal ones the longest is kept. Lengths rise. */
 static void try_lengths(const tess_split_model *model, const tess_split_ticks *t, const load *x,
                         uint32_t first, uint32_t stride, uint32_t n, uint32_t *least,
                         uint32_t *found) {
     for (uint32_t c = 0; c < n; c++) {
         const uint32_t length = t->length_step * (stride ? first + c * stride : bin_start(c));
         if (length == 0) continue;
-        const uint32_t ticks = split_ticks(model, t, x, length);
+        /* Longer ones take at least one such part. */
+        if ((uint64_t)job_ticks(model, t, length) + t->merge > *least) break;
+        const uint32_t ticks = split_ticks(model, t, x, length, *least);
         if (ticks > *least || (ticks == *least && length < *found)) continue;
         *least = ticks;
         *found = length;
@@ -202,7 +213,7 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
     load x;
     *choice = (tess_split_choice){.candidates = 1};
     if (jobs->n_jobs == 0 || jobs->n_jobs > UINT32_MAX) return;
-    const uint32_t longest = longest_of(jobs), rows = tess_jobs_most_rows(jobs, jobs->q_len);
+    const uint32_t longest = longest_of(jobs), rows = jobs->most_rows;
     const tess_split_ticks t = tess_split_in_ticks(model, longest, rows);
     find_load(model, &t, jobs, rows, &x);
     const uint32_t unsplit = unsplit_ticks(model, &t, &x);

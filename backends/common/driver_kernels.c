@@ -194,15 +194,21 @@ static tess_status portable_forward(tess_driver_device *d, const tess_launch *l,
                        stream);
 }
 
+/* A step has room for more merges than it most often has. Its workgroups are those that run at a
+ * time, and take one after the other. */
 static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
+    enum { GROUPS_OF_A_UNIT = 8 };
     const tess_driver_state *state = l->kernel->state;
     const uint32_t groups = tess_portable_merge_groups(l),
-                   most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1;
+                   most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1,
+                   workers = GROUPS_OF_A_UNIT * (d->units > 0 ? (uint32_t)d->units : 1);
     for (uint64_t done = 0; done < l->n_merges;) {
         tess_args args;
         const uint64_t items = l->n_merges - done < most ? l->n_merges - done : most;
         tess_portable_merge_args(l, done, items, 1, &args);
-        TESS_RETURN_IF_ERROR(launch_portable(d, l, state->merge, &args, (uint32_t)items * groups,
+        const uint32_t all = (uint32_t)items * groups;
+        TESS_RETURN_IF_ERROR(launch_portable(d, l, state->merge, &args,
+                                             l->tables->has_step && all > workers ? workers : all,
                                              TESS_MERGE_THREADS, 1, stream));
         done += items;
     }

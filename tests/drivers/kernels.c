@@ -497,9 +497,11 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "a kernel that reads neither pages nor slots is given them");
         return;
     }
-    /* Thread blocks on Hopper, or for few rows in a step, share out jobs; others take one each. */
+    /* Thread blocks on Hopper, or for few rows or a merge in a step, share out what there is;
+     * others take one each. */
     const int in_step = (x.a.flags & TESS_ARGS_STEP) != 0,
-              deals = is_sm90(k.kind) || k.kind == DECODE_MERGE || (k.kind == DECODE && in_step);
+              deals = is_sm90(k.kind) || k.kind == DECODE_MERGE ||
+                      ((k.kind == DECODE || k.kind == MERGE) && in_step);
     unsigned items = deals || x.a.items < groups ? x.a.items : groups;
     if (in_step) {
         const uint32_t all = b.tables[x.a.count_at],

@@ -238,8 +238,23 @@ static void test_invariant(void **state) {
     }
 }
 
-/* A row that has a shape for fewer rows serves all its sequences with one of them, but in
- * batch-invariant plans each with its own. */
+static uint64_t partial_bytes(const tess_plan *plan, uint32_t n) {
+    const tess_partials *p = &plan->memory.partials[n];
+    return p->n * p->rows * (DIM + 2) * sizeof(float);
+}
+
+/* Steps of up to `q_len` rows a sequence. */
+static tess_plan *make_steps(int64_t q_len) {
+    tess_plan_desc d = plan_desc(4, q_len, TOKENS);
+    d.flags = TESS_PLAN_DEVICE_LENGTHS;
+    d.max_rows = q_len + 3;
+    return make(layout, &d);
+}
+
+/* A row that has a shape for fewer rows serves all its sequences with one of them. In
+ * batch-invariant plans each has its own, and in steps where another kernel follows: most of their
+ * sequences have few rows, whatever the capacity is. The kernel for most rows has half of the room
+ * for partial results. */
 static void test_shapes(void **state) {
     (void)state;
     const batch b = {3, {3, 300, 12}, {40, 300, 70}}, few = {2, {3, 12}, {40, 70}};
@@ -266,14 +281,29 @@ static void test_shapes(void **state) {
     assert_int_equal(1, plan->n_shares);
     assert_int_equal(12, rig.key.max_q_len);
     tess_plan_release(plan);
+    rig.rows[2] = (rig_row){.name = "prepare", .op = TESS_OP_PREPARE};
+    rig.n_rows = 3;
+    rig.caps.features = UINT32_MAX;
+    rig.caps.parallel_jobs = 1 << 16;
+    tess_device_release(device);
+    device = open_device(runtime);
+    plan = make_steps(FEW);
+    assert_int_equal(1, plan->n_shares);
+    tess_plan_release(plan);
+    plan = make_steps(300);
+    assert_int_equal(3, plan->n_shares);
+    is_share(plan, 0, "rig/few", 32);
+    is_share(plan, 1, "rig/few", 32);
+    is_share(plan, 2, "rig/tiles", 64);
+    assert_int_equal(4, plan->shares[0].most);
+    assert_int_equal(FEW, plan->shares[1].most);
+    for (uint32_t n = 0; n < 3; n++)
+        assert_in_range(partial_bytes(plan, n), 1, (24 << 20) / (n == 2 ? 2 : 4));
+    assert_in_range(partial_bytes(plan, 2), (24 << 20) / 4, 24 << 20);
+    tess_plan_release(plan);
 }
 
 /* ------------------------------------------------------------------ workspace and launches */
-
-static uint64_t partial_bytes(const tess_plan *plan, uint32_t n) {
-    const tess_partials *p = &plan->memory.partials[n];
-    return p->n * p->rows * (DIM + 2) * sizeof(float);
-}
 
 static uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 

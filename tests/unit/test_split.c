@@ -211,6 +211,16 @@ static void test_memory(void **state) {
     m.partial_bytes = 1;
     assert_int_equal(0, choose(&b, &m, 0, false, &split).length);
     tess_layout_release(layout);
+    /* Partial results have the rows of these sequences: 384 of 100 rows fit 24 MiB, which as many
+     * of 32 rows of 4 heads would not. */
+    layout = dense(32, 8);
+    b.layout = layout;
+    b.n = 3;
+    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = lengths_of(100, 32768);
+    m = h200;
+    m.partial_bytes = 24 << 20;
+    assert_int_equal(384, check(&b, &m, NULL));
+    tess_layout_release(layout);
 }
 
 /* The same of contexts whose lengths the order of jobs does not tell apart. */

@@ -267,8 +267,7 @@ static bool check_choice(instance *c, const tess_step_head *head) {
     model.partial_bytes = c->partial_bytes;
     c->jobs.split = (tess_split){0};
     assert_int_equal(TESS_OK, tess_jobs_count(&c->jobs));
-    if (!c->words->chooses || tess_jobs_most_rows(&c->jobs, c->jobs.q_len) !=
-                                  tess_jobs_most_rows(&c->jobs, c->limits.q_len))
+    if (!c->words->chooses || c->jobs.most_rows != tess_jobs_most_rows(&c->jobs, c->limits.q_len))
         return false;
     tess_split_choose(&model, &c->jobs, &choice);
     if (choice.length != head->length)

@@ -67,6 +67,7 @@ TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 #define TESS_GROUP                             \
     ((uint)__builtin_amdgcn_workgroup_id_x() + \
      (uint)__builtin_amdgcn_workgroup_id_y() * TESS_GROUPS_X)
+#define TESS_GROUPS  TESS_GROUPS_X
 #define TESS_BARRIER tess_barrier()
 #define TESS_BOUNDS_OF(threads, groups) \
     __attribute__((amdgpu_flat_work_group_size(threads, threads)))
@@ -87,12 +88,18 @@ TESS_FUNCTION uint tess_float_to_half(float x) {
 #else
 #define TESS_THREAD                     tess_thread_x()
 #define TESS_GROUP                      tess_group()
+#define TESS_GROUPS                     tess_groups()
 #define TESS_BARRIER                    __syncthreads()
 #define TESS_BOUNDS_OF(threads, groups) __attribute__((launch_bounds(threads, groups)))
 TESS_FUNCTION uint tess_thread_x() {
     uint x;
     asm("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
+}
+TESS_FUNCTION uint tess_groups() {
+    uint groups;
+    asm("mov.u32 %0, %%nctaid.x;" : "=r"(groups));
+    return groups;
 }
 TESS_FUNCTION uint tess_group() {
     uint x, y, groups;
@@ -307,6 +314,13 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_MERGE_KERNEL                                                                        \
     extern "C" __global__ TESS_BOUNDS(TESS_MERGE_THREADS) void TESS_MERGE_NAME(TESS_DTYPE_NAME)( \
         TESS_MERGE_BUFFERS(TESS_ELEMENT))
+
+/* Without a step there is a workgroup for all rows. Those that follow in a step take the place of
+ * these in shared memory. */
+#define TESS_MERGE_LOOP(number) for (uint number = TESS_GROUP;; number += TESS_GROUPS)
+#define TESS_MERGE_NEXT_OR_LEAVE                     \
+    if ((args.flags & TESS_ARGS_STEP) == 0u) return; \
+    TESS_BARRIER
 
 #define TESS_PARTS_NAME_(dtype) tess_merge_parts_##dtype
 #define TESS_PARTS_NAME(dtype)  TESS_PARTS_NAME_(dtype)

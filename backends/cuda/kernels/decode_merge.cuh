@@ -222,7 +222,10 @@ template <typename T> __device__ __forceinline__ void merge(const tess_decode_ar
     extern __shared__ __align__(128) uint8_t raw[];
     merge_memory *const m = (merge_memory *)raw;
     const tess_args *c = &a->common;
-    if (c->flags & TESS_ARGS_STEP) grid_dependency_wait(); /* a kernel wrote the step's tables */
+    if (c->flags & TESS_ARGS_STEP) {
+        grid_dependents_launch();
+        grid_dependency_wait(); /* a kernel wrote the step's tables */
+    }
     const uint32_t groups = (c->partial_rows + a->warps - 1) / a->warps,
                    all = groups * present_jobs((const uint32_t *)a->tables, c);
     merge_rows x;
