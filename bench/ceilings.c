@@ -380,6 +380,8 @@ int ceilings_measure(limits_server *s, bench_report *r, double seconds,
         bench_device *d = &r->devices[i];
         char text[96];
         if (is_gpu(d) && is_known(r, i)) continue;
+        stages_of(d->stages);
+        stage_enter(STAGE_LIMITS);
         snprintf(text, sizeof text, "limits of %s", d->id);
         tell(user, text);
         /* Software devices run on the CPUs that this process may use. */
@@ -389,6 +391,7 @@ int ceilings_measure(limits_server *s, bench_report *r, double seconds,
                                              ? (int)d->compute_units
                                              : r->machine.cpus_allowed,
                                          seconds);
+        stages_of(NULL);
     }
     return status;
 }

@@ -22,7 +22,7 @@ static const double GPU_WARM_UP = 0.1, CPU_WARM_UP = 0.03;
  * is warm when its clock is that near to the highest one, or has not risen for a while. */
 static const double AWAKE = 0.75, STEADY = 0.5, GPU_WARM_UP_MOST = 2, LOOK_EVERY = 0.02;
 /* No run just to warm up is worth that much. */
-static const double SLOW_RUN = 1.0, SLOW_AGAIN = 0.3;
+static const double SLOW_RUN = CONTEST_SLOW_RUN, SLOW_AGAIN = 0.3;
 /* Runs of a sample together take so long at least, where they are short. */
 static const double SAMPLE_SECONDS = 1e-3;
 /* A contest whose results are noisy may go on for so many times its time. */
@@ -160,7 +160,9 @@ static void measure_energy(contestant *c, const bench_device *d, double seconds)
 }
 
 void contest(contestant *const *all, int n, const bench_device *d, const measure_limits *limits) {
+    const bench_stage stage = stage_enter(STAGE_WARM_UP);
     warm_up(all, n, d);
+    stage_enter(STAGE_ROUNDS);
     const bench_sensors before = sensors_read(d);
     const double start = clock_now();
     for (int round = 0; goes_on(all, n, round, clock_now() - start, limits->seconds * n); round++) {
@@ -180,6 +182,7 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
         }
     }
     const bench_sensors after = sensors_read(d);
+    stage_enter(STAGE_ENERGY);
     for (int i = 0; i < n; i++) {
         contestant *c = all[i];
         if (!is_in(c)) continue;
@@ -189,4 +192,5 @@ void contest(contestant *const *all, int n, const bench_device *d, const measure
         if (limits->energy_seconds > 0 && !clock_interrupted())
             measure_energy(c, d, limits->energy_seconds);
     }
+    stage_enter(stage);
 }

@@ -8,7 +8,7 @@
 #define MACHINE_TEXTS(X)    X(os) X(kernel) X(arch)
 #define MACHINE_COUNTS(X)   X(memory_bytes) X(l2_bytes) X(l3_bytes)
 #define DEVICE_TEXTS(X)     X(backend) X(kind) X(name) X(arch) X(driver) X(uuid) X(pci) \
-                            X(sensors) X(energy) X(ceiling_note)
+                            X(sensors) X(energy) X(ceiling_note) X(planning_note)
 #define CEILING_TEXTS(X)    X(library) X(method) X(via)
 #define SETTING_TEXTS(X)    X(value) X(source)
 #define SENSOR_NUMBERS(X)   X(clock_hz) X(memory_clock_hz) X(power_watts) X(temperature_celsius)

@@ -186,6 +186,9 @@ static void read_device(reader *r, const cJSON *o, bench_device *x, int index) {
     COUNT(memory_bytes)
     x->drift = get_number(r, o, "drift", 0, 0, 1e6, NAN);
     x->rounds = get_int(r, o, "rounds", 0, 0, 1 << 20);
+    item = member(r, o, "stages_seconds", 0);
+    for (int i = 0; i < N_STAGES && item; i++)
+        x->stages[i] = get_number(r, item, stage_name(i), 0, 0, 1e9, 0);
     cJSON_ArrayForEach(item, member(r, o, "ceilings", 0)) {
         bench_ceiling *c = n < MAX_ITEMS ? device_add_ceiling(x) : NULL;
         snprintf(r->at, sizeof r->at, "devices[%d].ceilings[%d]", index, n++);

@@ -112,6 +112,10 @@ static void write_device(cJSON *o, const bench_device *x) {
         NUMBER(drift)
         NUMBER(rounds)
     }
+    cJSON *stages = cJSON_AddObjectToObject(o, "stages_seconds");
+    check(stages);
+    for (int i = 0; i < N_STAGES; i++)
+        if (x->stages[i] > 0) number(stages, stage_name(i), x->stages[i]);
     cJSON *ceilings = cJSON_AddArrayToObject(o, "ceilings");
     check(ceilings);
     for (int i = 0; i < x->n_ceilings; i++) write_ceiling(array_item(ceilings), &x->ceilings[i]);

@@ -85,6 +85,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
         problem_free(&p);
         return -1;
     }
+    const bench_stage stage = stage_enter(STAGE_PLANS);
     const double start = clock_now();
     tess_status status = measure_plan(runtime, device, kernel, &p, &layout, &plan);
     const double seconds = clock_now() - start;
@@ -105,6 +106,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     tess_plan_release(plan);
     tess_layout_release(layout);
     problem_free(&p);
+    stage_enter(stage);
     return status == TESS_OK ? 0 : -1;
 }
 
@@ -209,11 +211,13 @@ static int failure(tess_status status) {
 static int run_and_check(contestant *c, const measure_limits *limits) {
     instance *x = &c->x;
     bench_result *r = &c->result;
+    stage_enter(STAGE_FIRST);
     double start = clock_now();
     /* Some limits of a device show only when tensors are bound to a kernel. */
     const tess_status status = instance_run(x, NULL);
     if (status != TESS_OK) return fail(r, failure(status), x->error);
     r->first_seconds = c->latest = clock_now() - start;
+    stage_enter(STAGE_CHECKS);
     instance_verdict verdict = {0};
     char why[sizeof x->error];
     if (measure_check(x, limits->check_seconds, &verdict, why, sizeof why) != 0)
@@ -222,6 +226,7 @@ static int run_and_check(contestant *c, const measure_limits *limits) {
     r->check_error = c->p.dtype == TESS_F32 ? verdict.nmse : verdict.worst;
     r->check_allowed = c->p.dtype == TESS_F32 ? 1e-10 : verdict.allowed;
     if (c->p.op != PROBLEM_DECODE) return 0;
+    stage_enter(STAGE_LAYERS);
     c->turns = layers_prepare(x, limits, r, &c->turn);
     return c->turns < 0 ? fail(r, BENCH_FAILED, x->error) : 0;
 }
@@ -245,8 +250,8 @@ static int fits(const problem *p, tess_device *device, const measure_limits *lim
     return 0;
 }
 
-int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, const char *kernel,
-                    const char *line, const measure_limits *limits) {
+static int open_in_stages(contestant *c, tess_runtime *runtime, tess_device *device,
+                          const char *kernel, const char *line, const measure_limits *limits) {
     bench_result *r = &c->result;
     problem *p = &c->p;
     instance *x = &c->x;
@@ -261,9 +266,11 @@ int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, c
         problem_free(p);
         return -1;
     }
+    stage_enter(STAGE_PLANS);
     tess_status status = time_planning(runtime, device, kernel, p, r);
     const char *why = cli_why();
     if (status == TESS_OK) {
+        stage_enter(STAGE_INPUTS);
         status = instance_create(x, device, p, kernel, INSTANCE_GUARDS);
         why = x->error;
     }
@@ -272,6 +279,7 @@ int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, c
         problem_free(p);
         return -1;
     }
+    stage_enter(STAGE_PLANS);
     c->open = 1;
     c->bytes = tensor_bytes(p);
     snprintf(r->kernel, sizeof r->kernel, "%s", x->info.kernel);
@@ -290,6 +298,14 @@ int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, c
     if (!bad && run_and_check(c, limits) == 0) return 0;
     contestant_close(c);
     return -1;
+}
+
+int contestant_open(contestant *c, tess_runtime *runtime, tess_device *device, const char *kernel,
+                    const char *line, const measure_limits *limits) {
+    const bench_stage stage = stage_enter(STAGE_REST);
+    const int status = open_in_stages(c, runtime, device, kernel, line, limits);
+    stage_enter(stage);
+    return status;
 }
 
 uint64_t contestant_bytes(const contestant *c) {

@@ -8,6 +8,9 @@
 #include "instance.h"
 #include "results.h"
 
+/* A run of so many seconds is not made just to warm up. */
+#define CONTEST_SLOW_RUN 1.0
+
 typedef struct measure_limits {
     /* time to spend on timed runs of one contestant; at least three are made whatever they take */
     double seconds;

@@ -75,10 +75,10 @@ class Bench(Bars):
         if seconds > self.options.most:
             raise RuntimeError(f"would take about {seconds:.0f} s a run; see --most")
         plan = layer.backward(determinism, kernel)
-        self.workspace_of(layer, plan.info)
+        self.workspace_of(layer, plan.info, determinism)
         return plan
 
-    def workspace_of(self, layer, info):
+    def workspace_of(self, layer, info, determinism):
         batch, rows, heads, head_dim = layer.x["q"].shape
         bucket = (head_dim + 63) // 64 * 64
         bound = batch * rows * heads * (4 * bucket + 8) + 8 * MIB * (
@@ -89,8 +89,10 @@ class Bench(Bars):
             f" workspace {info.workspace_bytes / MIB:.1f} MiB, may be {bound / MIB:.1f}",
             flush=True,
         )
-        shape = f"{batch} x {heads} x {rows}, D={head_dim}"
-        self.report(f"workspace, {shape}", info.workspace_bytes, bound, "B", at_most=True)
+        shape = f"{batch} x {heads}/{layer.x['k'].shape[2]} x {rows}, D={head_dim}"
+        title = f"workspace, {words_of(layer.wanted)}, {shape}, {info.kernel.decode()}"
+        title += f", {'default' if determinism == DEFAULT else 'not guaranteed'}"
+        self.report(title, info.workspace_bytes, bound, "B", at_most=True)
 
     def peer(self, name, layer):
         """A function that computes the dense gradients by one of PyTorch's kernels."""
@@ -290,6 +292,13 @@ class Bench(Bars):
         if result["status"] != "ok":
             raise RuntimeError(f"{result['problem']}: {result['note']}")
         return result
+
+
+def words_of(wanted):
+    """A pattern as titles name it."""
+    if wanted.kind == S2:
+        return f"S2 B={wanted.block} L={wanted.local} V={wanted.stride}"
+    return "dense" if wanted.kind == DENSE else f"window {wanted.left + 1}"
 
 
 class Row:

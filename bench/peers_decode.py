@@ -39,7 +39,7 @@ from peers_memory import MAX_CHUNK, PHI3, S2_WIDE, Memory
 from peers_portable import Portable
 from peers_serving import Serving
 from peers_torch import largest_error, peer
-from peers_turns import Bars, ratio, spread, turns, write_json
+from peers_turns import Bars, all_of, ratio, spread, turns, write_json
 from tessera_ctypes import BATCH_INVARIANT, DENSE, Refused, Tessera, pattern
 
 L2_SAFE = 512 << 20  # bytes of K and V that one graph reads at least
@@ -449,14 +449,6 @@ def decoded(name, codes, scales):
     else:
         values = torch.where(values < 128, values, values - 256)
     return values.to(codes.device)[codes.long()] * scales[..., None]
-
-
-def all_of(calls):
-    def run():
-        for call in calls:
-            call()
-
-    return run
 
 
 PARTS = (

@@ -12,6 +12,7 @@ import tempfile
 import torch
 
 from peers_torch import error_in_cache, largest_error
+from peers_turns import all_of
 from tessera_ctypes import (
     BATCH_INVARIANT,
     DENSE,
@@ -175,10 +176,7 @@ class Memory:
             self.refused(title, error)
             return
 
-        def step():
-            for call in calls:
-                call()
-
+        step = all_of(calls)
         step()
         self.device.synchronize()
         kinds = self.device.kinds(step)

@@ -8,6 +8,7 @@ import torch
 
 from peers_cache import Cache
 from peers_torch import largest_error
+from peers_turns import all_of
 from tessera_ctypes import (
     APPEND,
     DENSE,
@@ -128,10 +129,7 @@ class Serving:
             )
             calls += [plan.append(k[:, new], v[:, new], *cache), plan]
 
-        def run():
-            for call in calls:
-                call()
-
+        run = all_of(calls)
         run()
         self.device.synchronize()
         if not (torch.equal(cache[0], k) and torch.equal(cache[1], v)):
@@ -245,16 +243,12 @@ class Serving:
                     ),
                     merge,
                 ]
-            for call in calls[-3:] + calls[:3]:
-                call()
+            all_of(calls[-3:] + calls[:3])()
         except Refused as error:
             self.refused(title, error)
             return
 
-        def run():
-            for call in calls:
-                call()
-
+        run = all_of(calls)
         # Without sharing, each sequence has the prefix as a part of its own keys.
         k, v, k_own, v_own = layers[0]
         whole = [
@@ -428,8 +422,7 @@ class Serving:
                 )
                 k, v = (self.normal(1, 256, KV_HEADS, HEAD_DIM) for _ in range(2))
                 calls = [plan.append(k, v, *layer, **fields) for layer in cache.layers]
-                for call in calls:
-                    call()
+                all_of(calls)()
             except Refused as error:
                 self.refused(title, error)
                 continue

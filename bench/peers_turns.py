@@ -27,6 +27,16 @@ def turns(work, rounds, sample, shuffled=True):
     return seconds
 
 
+def all_of(calls):
+    """Some calls, one after the other, as one."""
+
+    def run():
+        for call in calls:
+            call()
+
+    return run
+
+
 def on_host(function, rest, runs, clock=time.perf_counter):
     """Seconds of some runs of a function after one that does not count. `rest` is how long the
     threads of the contestant before need until they sleep; `runs(seconds of the first)` how many

@@ -9,8 +9,12 @@
 #include "clock.h"
 #include "options.h"
 #include "stats.h"
+#include "text.h"
 
-enum { RUNS = 15, PACKED = 1000, LONG = 131072, LONGEST = 1048576 };
+enum { RUNS = 15, LEAST_RUNS = 5, PACKED = 1000, LONG = 131072, LONGEST = 1048576 };
+
+/* Plans that take long are made fewer times. */
+static const double ENOUGH_SECONDS = 0.2;
 
 typedef struct plan_case {
     const char *name;
@@ -81,17 +85,20 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
                                     .n_kv_heads = c->kv_heads,
                                     .max_tokens = max_tokens};
     tess_layout *layout = NULL;
-    double start = clock_now(), samples[RUNS];
+    double start = clock_now(), samples[RUNS], sum = 0;
+    int n = -1; /* the first one warms up */
     tess_status status = tess_layout_create(runtime, &layout_desc, &layout);
     out->layout_seconds = clock_now() - start;
-    for (int i = -1; i < RUNS && status == TESS_OK; i++) {
+    for (int last = 0; !last && status == TESS_OK; n++) {
         tess_plan *plan = NULL;
         tess_plan_info info = {.struct_size = sizeof info};
         start = clock_now();
         status = tess_plan_create(device, layout, &plan_desc, &plan);
         double seconds = clock_now() - start;
-        if (i >= 0) samples[i] = seconds; /* the first one warms up */
-        if (status == TESS_OK && i == RUNS - 1) {
+        if (n >= 0) samples[n] = seconds;
+        sum += seconds;
+        last = n + 1 == RUNS || (n + 1 >= LEAST_RUNS && sum > ENOUGH_SECONDS);
+        if (status == TESS_OK && last) {
             status = tess_plan_query(plan, &info);
             out->jobs = info.n_jobs;
             out->host_bytes = info.host_bytes;
@@ -102,15 +109,24 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
     tess_layout_release(layout);
     if (status != TESS_OK) return status;
     stats_summary s;
-    if (stats_summarize(samples, RUNS, &s) != 0) return TESS_ERROR_OUT_OF_MEMORY;
+    if (stats_summarize(samples, (size_t)n, &s) != 0) return TESS_ERROR_OUT_OF_MEMORY;
     out->seconds = s.median;
     out->seconds_min = s.min;
     out->seconds_max = s.max;
-    out->runs = RUNS;
+    out->runs = n;
     out->sequences = c->batch;
     out->bar = c->tokens == LONG && c->op == TESS_OP_FORWARD;
     snprintf(out->name, sizeof out->name, "%s", c->name);
     return TESS_OK;
+}
+
+void planning_leave_out(bench_device *d, uint32_t op, double compiling) {
+    const size_t used = strlen(d->planning_note);
+    char would[TEXT_SIZE];
+    snprintf(d->planning_note + used, sizeof d->planning_note - used,
+             "%s%s left out, about %s to compile", used ? "; " : "",
+             op == TESS_OP_BACKWARD ? "gradients" : "forward",
+             text_seconds(would, sizeof would, compiling));
 }
 
 int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,

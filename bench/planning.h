@@ -10,6 +10,7 @@
 /* The bars of the design, shown beside the figures. */
 #define PLANNING_BAR_SECONDS     2e-3
 #define PLANNING_BAR_BYTES       (4.0 * 1024 * 1024)
+#define PLANNING_BAR_COLUMNS     3e-3 /* as many jobs with the columns of gradients */
 #define PLANNING_BAR_JOB_SECONDS 40e-9
 #define PLANNING_BAR_JOB_BYTES   64.0
 
@@ -22,5 +23,7 @@ enum { PLANNING_DTYPE = TESS_BF16, PLANNING_HEAD_DIM = 128 };
 int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,
                      int device_index, const char *kernel, unsigned ops, char *error,
                      size_t error_size);
+/* Notes that plans of an op are not made, since compiling for them would take so long. */
+void planning_leave_out(bench_device *d, uint32_t op, double compiling);
 
 #endif

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "stages.h"
+
 enum {
     BENCH_SCHEMA_VERSION = 2, /* of files written; files of version 1 are read as well */
     BENCH_MAX_SAMPLES = 64,   /* rounds of one problem */
@@ -48,6 +50,7 @@ typedef struct bench_device {
     bench_ceiling *ceilings; /* everything measured; the best of each kind counts */
     int n_ceilings;
     char ceiling_note[256]; /* why a ceiling is missing; "" otherwise */
+    char planning_note[96]; /* which plans were left out and why; "": none */
     /* Two devices with one UUID or one PCI address are interfaces of one GPU; "" where unknown. */
     char uuid[40];    /* 8-4-4-4-12 hexadecimal digits in small letters */
     char pci[24];     /* "0000:19:00.0" */
@@ -57,7 +60,8 @@ typedef struct bench_device {
      * rounds over the median, and how many rounds that were; NaN: unknown. */
     double drift;
     int rounds;
-    char energy[96]; /* what joules were read from; "" where nothing is */
+    char energy[96];         /* what joules were read from; "" where nothing is */
+    double stages[N_STAGES]; /* seconds that the suite spent on the device, by stage */
 } bench_device;
 
 /* What a device told about itself at some moment; NaN where it cannot be read. */

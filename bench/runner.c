@@ -20,8 +20,6 @@
 #include "session.h"
 #include "vendors.h"
 
-/* The budget does not pay for a share of itself that goes to compiling on each device. */
-enum { FREE_TO_COMPILE = 8 };
 /* Timing the plans takes about so long where their kernels are there. */
 static const double PLANNING_SECONDS = 2;
 /* A device that was busy for so many seconds, and has some left, has a last round of its limits. */
@@ -56,13 +54,8 @@ static int run_problem(session *s) {
     return status;
 }
 
-static int run_kernel(session *s, const char *kernel) {
+static int run_lines(session *s) {
     const run_options *o = s->options;
-    s->kernel = kernel;
-    s->compiling = 0;
-    s->n_compiled = 0;
-    s->patience = s->options->budget / FREE_TO_COMPILE;
-    session_reset_speeds(s);
     if (o->line) return run_problem(s);
     if (o->n_lines && run_fixed(s) != 0) return -1;
     for (int i = 0; i < o->n_series && !clock_interrupted(); i++) {
@@ -70,6 +63,13 @@ static int run_kernel(session *s, const char *kernel) {
         if (run_series(s, &o->series[i], share) != 0) return -1;
     }
     return 0;
+}
+
+static int run_kernel(session *s, const char *kernel) {
+    session_begin_kernel(s, kernel);
+    const int status = run_lines(s);
+    session_end_kernel(s);
+    return status;
 }
 
 static int count_points(const run_options *o) {
@@ -90,10 +90,16 @@ static int run_planning(session *s) {
         const bench_result shape = {.dtype = PLANNING_DTYPE,
                                     .head_dim = PLANNING_HEAD_DIM,
                                     .backward = op == TESS_OP_BACKWARD};
-        if (session_foretell_compiling(s, &shape) <= fmax(session_rest(s), 0)) ops |= 1u << op;
+        const double compiling = session_foretell_compiling(s, &shape);
+        if (compiling <= fmax(session_rest(s), 0))
+            ops |= 1u << op;
+        else
+            planning_leave_out(&s->report->devices[s->index], op, compiling);
     }
+    const bench_stage stage = stage_enter(STAGE_PLANNING);
     const int status = planning_measure(s->report, s->runtime, s->device, s->index, NULL, ops,
                                         error, sizeof error);
+    stage_enter(stage);
     if (status != -2) return status;
     snprintf(line, sizeof line, "tessera bench: %s: %s", s->report->devices[s->index].id, error);
     progress_say(&s->bar, line);
@@ -109,6 +115,7 @@ static int run_device(session *s, double seconds) {
     const double end = clock_now() + seconds - reserve;
     int status = 0;
     s->limits_at = clock_now();
+    stages_of(d->stages);
     if (tess_device_open(s->runtime, &desc, &s->device) != TESS_OK) {
         snprintf(error, sizeof error, "tessera bench: %s: %s", d->id, cli_why());
         progress_say(&s->bar, error);
@@ -187,14 +194,13 @@ int run_suite(const run_options *options, bench_report *report) {
     if (limits)
         status = ceilings_measure(limits, report, fmin(8, options->budget / 8), tell_now, &s.bar);
     s.limits = limits;
+    session_begin(&s, start);
     if (options->peers && status == 0 && !(s.peers = peers_start(options->peers, report)))
         status = -1;
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
          s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;
-        /* However long the ceilings took, at least half of the budget belongs to the problems. */
-        status = run_device(&s, fmax(options->budget - (clock_now() - start), options->budget / 2) /
-                                    (report->n_devices - s.index));
+        status = run_device(&s, session_share(&s, report->n_devices - s.index));
     }
     ceilings_stop(limits);
     peers_stop(s.peers);

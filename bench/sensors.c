@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <glob.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,47 @@ static bench_sensors nvml_read(void *handle) {
 static double nvml_joules(void *handle) {
     unsigned long long value;
     return nvml.energy(handle, &value) == 0 ? 1e-3 * (double)value : NAN;
+}
+
+/* ------------------------------------------------------------------ AMD SMI */
+
+static struct amdsmi {
+    int tried, works;
+    int (*init)(uint64_t);
+    int (*by_bdf)(uint64_t, void **);
+    int (*energy)(void *, uint64_t *, float *, uint64_t *);
+} amdsmi;
+
+static int amdsmi_works(void) {
+    enum { GPUS = 1 << 1 };
+    static const char *const names[] = {"libamd_smi.so.26", "libamd_smi.so.25", "libamd_smi.so",
+                                        NULL};
+    static const find_names smi = {names, "libamd_smi.so", NULL, find_rocm_folders, NULL};
+    struct amdsmi *a = &amdsmi;
+    if (a->tried) return a->works;
+    a->tried = 1;
+    void *l = find_library(&smi);
+    a->works = l &&
+               find_symbols(l, "amdsmi_init", &a->init, "amdsmi_get_processor_handle_from_bdf",
+                            &a->by_bdf, "amdsmi_get_energy_count", &a->energy, NULL) &&
+               a->init(GPUS) == 0;
+    return a->works;
+}
+
+/* Its counter counts in units of its own; NaN where there is none, as in a virtual machine. */
+static double amdsmi_joules(const bench_device *d) {
+    unsigned domain, bus, device, function;
+    uint64_t count, nanoseconds;
+    float microjoules;
+    void *gpu = NULL;
+    if (sscanf(d->pci, "%x:%x:%x.%x", &domain, &bus, &device, &function) != 4 || !amdsmi_works())
+        return NAN;
+    const uint64_t bdf =
+        (uint64_t)domain << 16 | (bus & 0xff) << 8 | (device & 31) << 3 | (function & 7);
+    if (amdsmi.by_bdf(bdf, &gpu) != 0 ||
+        amdsmi.energy(gpu, &count, &microjoules, &nanoseconds) != 0)
+        return NAN;
+    return 1e-6 * (double)microjoules * (double)count;
 }
 
 /* ------------------------------------------------------------------ files of Linux */
@@ -173,7 +215,9 @@ double sensors_joules(const bench_device *d) {
     if (!d) return NAN;
     if (!is_gpu(d)) return rapl_joules();
     void *handle = nvml_device(d);
-    return handle ? nvml_joules(handle) : pci_number(d, "energy1_input", 1e-6);
+    if (handle) return nvml_joules(handle);
+    const double joules = amdsmi_joules(d);
+    return isnan(joules) ? pci_number(d, "energy1_input", 1e-6) : joules;
 }
 
 void sensors_find(bench_device *d) {
@@ -187,5 +231,8 @@ void sensors_find(bench_device *d) {
     d->sensors[0] = d->energy[0] = 0;
     if (any) snprintf(d->sensors, sizeof d->sensors, "%s", name);
     if (isnan(sensors_joules(d))) return;
-    snprintf(d->energy, sizeof d->energy, "%s", is_gpu(d) ? name : "RAPL, packages");
+    const char *from = !is_gpu(d)                                    ? "RAPL, packages"
+                       : !nvml_device(d) && !isnan(amdsmi_joules(d)) ? "AMD SMI"
+                                                                     : name;
+    snprintf(d->energy, sizeof d->energy, "%s", from);
 }

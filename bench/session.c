@@ -14,7 +14,7 @@
 #include "report.h"
 #include "text.h"
 
-/* The first run, one that warms up, three timed ones. */
+/* The first run, one that warms up or finds the time of a decode's turn, three timed ones. */
 enum { RUNS_AT_LEAST = 5 };
 /* Bytes and FLOP a second before anything is known. */
 static const double DECODE_GUESS = 4e9, SPEED_GUESS = 1e9;
@@ -23,19 +23,55 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
 /* Tensors are filled, read back and compared: all in all so much a byte on a slow core, until so
  * many bytes have shown how long it takes here. */
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
+/* Of the time for a group, inputs included, its rounds have this part at least. */
+static const double LEAST_OF_MOST = 0.25;
 /* Rounds of limits lie so far apart. */
 static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 
-double session_rest(const session *s) {
-    return s->deadline + fmin(s->compiling, s->patience) - clock_now();
+/* The budget does not pay for a share of itself that goes to compiling: an eighth for each device
+ * and kernel, a fifth for all. */
+enum { FREE_TO_COMPILE = 8, FREE_FOR_ALL = 5 };
+/* A device whose predecessors took too long has this part of the budget all the same. */
+enum { LEAST_OF_BUDGET = 10 };
+
+void session_begin(session *s, double start) {
+    const double budget = s->options->budget;
+    /* However long the limits took, at least half of the budget belongs to the problems. */
+    s->end = fmax(start + budget, clock_now() + budget / 2);
+    s->unpaid = budget / FREE_FOR_ALL;
 }
+
+double session_share(const session *s, int devices) {
+    return fmax((s->end - clock_now()) / devices, s->options->budget / LEAST_OF_BUDGET);
+}
+
+void session_begin_kernel(session *s, const char *kernel) {
+    s->kernel = kernel;
+    s->compiling = 0;
+    s->n_compiled = 0;
+    s->patience = fmin(s->options->budget / FREE_TO_COMPILE, s->unpaid);
+    session_reset_speeds(s);
+}
+
+/* What compiling took and the budget does not pay for. */
+static double unpaid_compiling(const session *s) { return fmin(s->compiling, s->patience); }
+
+void session_end_kernel(session *s) {
+    const double unpaid = unpaid_compiling(s);
+    s->unpaid -= unpaid;
+    s->end += unpaid;
+}
+
+double session_rest(const session *s) { return s->deadline + unpaid_compiling(s) - clock_now(); }
 
 int session_limits(session *s, double age) {
     bench_device *d = &s->report->devices[s->index];
     if (!s->limits || clock_now() - s->limits_at < age) return 0;
     progress_now(&s->bar, "another round of the limits");
     const double start = clock_now();
+    const bench_stage stage = stage_enter(STAGE_LIMITS);
     const int status = ceilings_again(s->limits, d);
+    stage_enter(stage);
     /* Where a round takes long, on a busy machine, the next one waits for longer. */
     s->limits_at = clock_now() + fmax(ROUND_COSTS * (clock_now() - start) - LIMITS_EVERY, 0);
     return status;
@@ -137,18 +173,23 @@ void session_foretell(session *s, const char *line, session_forecast *f) {
     /* Layers of decode take turns, and all of them are read. */
     const double once =
         cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / s->decode_rate : f->run;
-    f->seconds = RUNS_AT_LEAST * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
+    const int runs = RUNS_AT_LEAST - (!cost.decode && once > CONTEST_SLOW_RUN);
+    f->seconds = runs * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
     f->first_plan = cost.plan_seconds;
     note_compiling(s, &shape, cost.plan_seconds);
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
 }
 
+/* Also of a problem that left its contest, since one run of it is known. */
 static void learn(session *s, const bench_result *x) {
-    if (x->status != BENCH_OK || !(x->median > 0)) return;
+    const double run = x->status == BENCH_OK     ? x->median
+                       : x->status == BENCH_SLOW ? x->estimate_seconds
+                                                 : NAN;
+    if (!(run > 0)) return;
     if (x->decode)
-        s->decode_rate = (double)x->bytes_min / x->median;
+        s->decode_rate = (double)x->bytes_min / run;
     else if (!x->twin_line[0] && !result_is_decode(x))
-        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / x->median;
+        (x->backward ? s->backward_speed : s->speed)[x->dtype] = x->flops / run;
 }
 
 /* ------------------------------------------------------------------ results */
@@ -236,6 +277,7 @@ typedef struct field {
     int at[SESSION_MOST]; /* in the report */
     int n;
     uint64_t bytes;
+    double prepared; /* seconds that inputs and checks have taken */
 } field;
 
 /* Opens one more. Returns 1 when there is no room beside the others, -1 when out of memory. */
@@ -256,7 +298,9 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
     const double compiled = c->result.compile_seconds;
     if (c->open) {
         const double runs = c->result.first_seconds + c->turn + fmax(compiled, 0);
-        s->prepare_seconds += fmax(clock_now() - start - runs, 0);
+        const double prepared = fmax(clock_now() - start - runs, 0);
+        f->prepared += prepared;
+        s->prepare_seconds += prepared;
         s->prepare_bytes += (double)c->bytes;
     }
     if (compiled > 0) note_compiling(s, &c->result, compiled);
@@ -277,13 +321,17 @@ static int join(session *s, field *f, const session_entry *e, double seconds,
 }
 
 static void finish(session *s, field *f, double seconds, double check_seconds) {
+    /* What inputs took is gone; problems that are open by now may have a part all the same. */
+    const double most = fmax(s->most - f->prepared, LEAST_OF_MOST * s->most);
     const measure_limits limits = {
-        .seconds = seconds, .energy_seconds = s->options->energy, .most = s->most};
+        .seconds = seconds, .energy_seconds = s->options->energy, .most = most};
     contest(f->all, f->n, &s->report->devices[s->index], &limits);
     for (int i = 0; i < f->n; i++) {
         contestant *c = f->all[i];
+        const bench_stage stage = stage_enter(STAGE_PEERS);
         for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
             peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
+        stage_enter(stage);
         contestant_close(c);
         s->report->results[f->at[i]] = c->result;
         if (c->result.status == BENCH_OK)

@@ -33,9 +33,11 @@ typedef struct session {
     double speed[3], backward_speed[3];
     double decode_rate; /* B/s of the last decode problem, at first a guess */
     double deadline;    /* for this device and kernel */
-    double most;        /* seconds that a contest may take at all; 0: whatever it takes */
+    double most;        /* seconds that a group, inputs included, may take; 0: whatever it takes */
     double compiling;   /* seconds that went to kernels' first plans and runs */
     double patience;    /* so many of them the budget does not pay for */
+    double unpaid;      /* how many more it does not pay for, of all devices and kernels */
+    double end;         /* of the run: the budget, and what it has not paid for so far */
     /* What compiling for a type, a head_dim and an op took; 0: not seen yet. */
     session_compiled compiled[SESSION_COMPILED];
     int n_compiled;
@@ -61,6 +63,14 @@ typedef struct session_forecast {
     char kernel[64];
     char why[512];
 } session_forecast;
+
+/* The time of all devices begins now; the run did at `start`. */
+void session_begin(session *s, double start);
+/* Seconds for the next device, where so many are left. */
+double session_share(const session *s, int devices);
+/* Around the problems of a kernel, NULL: the device's choice. */
+void session_begin_kernel(session *s, const char *kernel);
+void session_end_kernel(session *s);
 
 /* Seconds that are left for the device's problems; compilation counts beyond s->patience. */
 double session_rest(const session *s);

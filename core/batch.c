@@ -196,7 +196,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ what the jobs touch */
 
-static tess_touched touched_by(const tess_plan *plan, uint32_t n) {
+tess_touched tess_touched_by(const tess_plan *plan, uint32_t n) {
     const tess_sequence *s = &plan->sequences[n];
     return (tess_touched){s->batch,
                           1,
@@ -225,8 +225,8 @@ static void find_touched(tess_plan *plan) {
     }
     tess_touched *box = plan->touched;
     if (!plan->equal_lengths) {
-        *box++ = touched_by(plan, 0);
-        *box++ = touched_by(plan, longest);
+        *box++ = tess_touched_by(plan, 0);
+        *box++ = tess_touched_by(plan, longest);
     }
     /* A sequence without rows leaves a gap; in a packed batch, a gap of its keys. */
     const bool all = plan->n_sequences == plan->batch;

@@ -106,6 +106,8 @@ tess_status tess_batch_check(const tess_plan_desc *desc);
 /* batch.c: reads the lengths of a batch that was checked, and fills the plan's sequences and what
  * follows from them. */
 tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *desc);
+/* batch.c: the rows and keys of sequence n, of a plan that knows its lengths. */
+tess_touched tess_touched_by(const tess_plan *plan, uint32_t n);
 
 /* prepare.c: the tables of a step: those of the plan, but with what tess_prepare writes, and on a
  * device with copies of all others beside that. */

@@ -185,12 +185,26 @@ static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
 }
 
 static bool of_keys(uint32_t role) {
-    if (role == TESS_ROLE_STEP) return false; /* it is there without keys */
     return role == TESS_ROLE_BLOCK_TABLE || tess_role_rows[role].tokens == TESS_TOKENS_KV;
 }
 
-/* Whether an element of one tensor lies within another. Tensors that are not given share nothing.
- */
+/* Whether an element of a tensor that the jobs touch lies within `bytes`, one run of memory. Where
+ * lengths differ, plan->touched leaves out some sequences, so each of them is looked at. That is
+ * rare: callers see first whether the whole tensor reaches there. */
+static bool touches(const tess_plan *plan, const place *at, uint32_t role, const tess_box *bytes) {
+    const bool keys = of_keys(role), each = !plan->steps && !plan->equal_lengths;
+    const uint32_t count = each ? plan->n_sequences : plan->n_touched;
+    for (uint32_t n = 0; n < count; n++) {
+        const tess_touched part = each ? tess_touched_by(plan, n) : plan->touched[n];
+        if ((keys ? part.kv_len : part.q_len) == 0) continue;
+        const tess_box box = box_of(plan, at, role, &part);
+        if (tess_boxes_meet(&box, bytes)) return true;
+    }
+    return false;
+}
+
+/* Whether an element of tensor `a` lies within another, or within the bytes of `b`. Tensors that
+ * are not given share nothing. */
 static bool share_memory(const tess_plan *plan, const place *at, uint32_t a, uint32_t b) {
     const tess_launch *l = at->launch;
     const tess_tensor *s = &l->tensor[a], *t = &l->tensor[b];
@@ -199,6 +213,10 @@ static bool share_memory(const tess_plan *plan, const place *at, uint32_t a, uin
     if (l->bytes[a] == 0 || l->bytes[b] == 0 || from >= to + l->bytes[b] ||
         to >= from + l->bytes[a])
         return false;
+    if (is_bytes(b)) {
+        const tess_box bytes = box_of(plan, at, b, NULL);
+        return touches(plan, at, a, &bytes);
+    }
     const bool keys = of_keys(a) || of_keys(b), rows = !of_keys(a) || !of_keys(b);
     for (uint32_t n = 0; n < plan->n_touched; n++) {
         const tess_touched *part = &plan->touched[n];
@@ -237,16 +255,9 @@ static bool is_in_workspace(const tess_plan *plan, const place *at, uint32_t rol
                             const tess_box *workspace) {
     const uint64_t from = place_of(&at->launch->tensor[role].buffer),
                    bytes = at->launch->bytes[role];
-    const bool keys = of_keys(role);
     if (from >= workspace->address + workspace->row_bytes || workspace->address >= from + bytes)
         return false;
-    for (uint32_t n = 0; n < plan->n_touched; n++) {
-        const tess_touched *part = &plan->touched[n];
-        if ((keys ? part->kv_len : part->q_len) == 0) continue;
-        const tess_box box = box_of(plan, at, role, part);
-        if (tess_boxes_meet(&box, workspace)) return true;
-    }
-    return false;
+    return touches(plan, at, role, workspace);
 }
 
 /* Kernels write the workspace while they read the inputs, and after they have written outputs. */

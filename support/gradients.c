@@ -10,12 +10,7 @@ static float rounded(uint32_t dtype, float f) {
 }
 
 static void load(const problem *p, const void *base, int64_t vector, float *out) {
-    const int64_t at = vector * p->head_dim;
-    if (p->dtype == TESS_F32)
-        memcpy(out, (const float *)base + at, (size_t)p->head_dim * sizeof *out);
-    else
-        for (int32_t d = 0; d < p->head_dim; d++)
-            out[d] = (float)load_element(p->dtype, base, at + d);
+    load_elements(p->dtype, base, vector * p->head_dim, p->head_dim, out);
 }
 
 int64_t gradient_row(const problem *p, int64_t sequence, int32_t head, int64_t row) {

@@ -3,13 +3,12 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "instance_parts.h"
+#include "tasks.h"
 #include "text.h"
 
 enum {
@@ -55,8 +54,9 @@ tess_status instance_guarded(instance *x, uint64_t bytes, uint64_t alignment, in
     unsigned char *image = instance_host_alloc(total);
     if (!image)
         return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a guarded buffer");
-    for (uint64_t i = 0; i < total; i++) image[i] = guard_byte(i);
+    for (uint64_t i = 0; i < start; i++) image[i] = guard_byte(i);
     memset(image + start, fill, (size_t)bytes);
+    for (uint64_t i = start + bytes; i < total; i++) image[i] = guard_byte(i);
     status = tess_copy(x->device, *raw, tess_host_buffer(image, total), total);
     free(image);
     return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
@@ -635,33 +635,12 @@ static void *make_task(void *argument) {
     return NULL;
 }
 
-enum { MOST_TASKS = 32 };
-
-/* How many rows of the reference are made at once, by a thread each: over a long cache one takes
- * longer than the kernel under test needs for all of them. */
-static int64_t tasks_at_once(const problem *p) {
-    enum { ROW_WORTH_A_THREAD = 1 << 19 }; /* elements of K */
-    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    if (problem_max_kv(p) * p->head_dim < ROW_WORTH_A_THREAD || cpus < 2) return 1;
-    return cpus < MOST_TASKS ? cpus : MOST_TASKS;
-}
-
-static void make_tasks(row_task *tasks, int64_t n) {
-    pthread_t threads[MOST_TASKS];
-    int started[MOST_TASKS] = {0};
-    for (int64_t i = 1; i < n; i++)
-        started[i] = pthread_create(&threads[i], NULL, make_task, &tasks[i]) == 0;
-    for (int64_t i = 0; i < n; i++)
-        if (!started[i]) make_task(&tasks[i]);
-    for (int64_t i = 1; i < n; i++)
-        if (started[i]) pthread_join(threads[i], NULL);
-}
-
 static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance_verdict *verdict) {
     const problem *p = x->problem;
-    const int64_t at_once = tasks_at_once(p);
+    /* Over a long cache a row takes longer than the kernel under test needs for all of them. */
+    const int64_t at_once = tasks_at_once(problem_max_kv(p) * p->head_dim);
     const size_t size = reference_doubles(p);
-    row_task tasks[MOST_TASKS];
+    row_task tasks[TASKS_MOST];
     double *own = malloc((size_t)at_once * size * sizeof *own);
     if (!own) {
         t->failed = 1;
@@ -687,7 +666,7 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
                                   kept ? kept : own + (size_t)i * size};
             if (kept && n >= x->memo->n_rows) x->memo->n_rows = n + 1;
         }
-        make_tasks(tasks, count);
+        tasks_run(make_task, tasks, sizeof *tasks, count);
         for (int64_t i = 0; i < count; i++)
             compare_row(x, tasks[i].b, tasks[i].head, tasks[i].row, tasks[i].ref, t, verdict);
     }

@@ -9,6 +9,7 @@
 
 #include "gradients.h"
 #include "instance_parts.h"
+#include "tasks.h"
 #include "text.h"
 
 /* Streams of fill_normal; that of what a gradient is added to is STREAM_BEFORE and its part. */
@@ -243,34 +244,67 @@ static void find_place(place *w, const problem *p, int64_t (*length)(const probl
     w->row = (at - w->before) % length(p, w->sequence);
 }
 
-static void compare_rows(checker *c, int64_t wanted, int64_t total) {
-    const problem *p = c->x->problem;
-    place w = {0};
-    for (int64_t n = 0; n < wanted; n++) {
-        gradient g;
-        char where[96];
-        find_place(&w, p, problem_q_len, p->heads, instance_nth_row(n, wanted, total));
-        snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64,
-                 w.sequence, w.head, w.row);
-        reference_d_q(p, &c->in, w.sequence, w.head, w.row, &g);
-        compare(c, INSTANCE_D_Q, gradient_row(p, w.sequence, w.head, w.row), where, &g);
-    }
+/* A row to compare: of dQ, or of dK and dV. */
+typedef struct row_task {
+    const checker *c;
+    place w;
+    int keys;
+    gradient g[2]; /* dQ; dK, dV */
+} row_task;
+
+static void *make_task(void *argument) {
+    row_task *t = argument;
+    const problem *p = t->c->x->problem;
+    if (t->keys)
+        reference_d_kv(p, &t->c->in, t->w.sequence, t->w.head, t->w.row, &t->g[0], &t->g[1]);
+    else
+        reference_d_q(p, &t->c->in, t->w.sequence, t->w.head, t->w.row, &t->g[0]);
+    return NULL;
 }
 
-static void compare_keys(checker *c, int64_t wanted, int64_t total) {
+static void compare_task(checker *c, const row_task *t) {
     const problem *p = c->x->problem;
-    place w = {0};
-    for (int64_t n = 0; n < wanted; n++) {
-        gradient d_k, d_v;
-        char where[96];
-        find_place(&w, p, problem_kv_len, p->kv_heads, instance_nth_row(n, wanted, total));
-        snprintf(where, sizeof where, "sequence %" PRId64 ", kv head %" PRId32 ", key %" PRId64,
-                 w.sequence, w.head, w.row);
-        reference_d_kv(p, &c->in, w.sequence, w.head, w.row, &d_k, &d_v);
-        const int64_t at = gradient_key(p, w.sequence, w.head, w.row);
-        compare(c, INSTANCE_D_K, at, where, &d_k);
-        compare(c, INSTANCE_D_V, at, where, &d_v);
+    const place *w = &t->w;
+    char where[96];
+    snprintf(where, sizeof where, "sequence %" PRId64 ", %s %" PRId32 ", %s %" PRId64, w->sequence,
+             t->keys ? "kv head" : "head", w->head, t->keys ? "key" : "row", w->row);
+    if (!t->keys) {
+        compare(c, INSTANCE_D_Q, gradient_row(p, w->sequence, w->head, w->row), where, &t->g[0]);
+        return;
     }
+    const int64_t at = gradient_key(p, w->sequence, w->head, w->row);
+    compare(c, INSTANCE_D_K, at, where, &t->g[0]);
+    compare(c, INSTANCE_D_V, at, where, &t->g[1]);
+}
+
+/* Compares `wanted` of the rows of dQ, or of the keys of dK and dV. */
+static void compare_rows(checker *c, int keys, int64_t wanted, int64_t total) {
+    const problem *p = c->x->problem;
+    /* A key meets the rows of all heads of its group. */
+    const int64_t group = p->heads / p->kv_heads,
+                  meets = keys ? problem_q_tokens(p) / (p->batch ? p->batch : 1) * group
+                               : problem_max_kv(p),
+                  at_once = tasks_at_once(meets * p->head_dim);
+    row_task *tasks = calloc((size_t)at_once, sizeof *tasks);
+    place w = {0};
+    if (!tasks) {
+        c->failed = 1;
+        text_error(c->verdict->what, sizeof c->verdict->what, "out of memory for the reference");
+        return;
+    }
+    for (int64_t first = 0; first < wanted; first += at_once) {
+        const int64_t count = wanted - first < at_once ? wanted - first : at_once;
+        for (int64_t i = 0; i < count; i++) {
+            find_place(&w, p, keys ? problem_kv_len : problem_q_len, keys ? p->kv_heads : p->heads,
+                       instance_nth_row(first + i, wanted, total));
+            tasks[i].c = c;
+            tasks[i].w = w;
+            tasks[i].keys = keys;
+        }
+        tasks_run(make_task, tasks, sizeof *tasks, count);
+        for (int64_t i = 0; i < count; i++) compare_task(c, &tasks[i]);
+    }
+    free(tasks);
 }
 
 /* Where terms cancel, float sums keep errors of the terms: 2^-20 of each is far below what the rule
@@ -338,8 +372,8 @@ void instance_check_gradients(const instance *x, int64_t max_rows, instance_verd
     gradient_rows(p, x->o, x->lse, b->host[INSTANCE_D_O], b->host[INSTANCE_D_LSE], numbers,
                   numbers + rows);
     if (guards_intact(x, verdict->what, sizeof verdict->what) != 0) c.failed = 1;
-    if (!c.failed) compare_rows(&c, wanted, rows);
-    if (!c.failed) compare_keys(&c, wanted_keys, keys);
+    if (!c.failed) compare_rows(&c, 0, wanted, rows);
+    if (!c.failed) compare_rows(&c, 1, wanted_keys, keys);
     free(numbers);
     verdict->rows = wanted + wanted_keys;
     for (int n = INSTANCE_D_Q; n <= INSTANCE_D_V && !c.failed; n++) {

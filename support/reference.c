@@ -165,7 +165,7 @@ static void load_halves(const uint16_t *from, int count, float *out) {
     }
 }
 
-static void load_chunk(uint32_t dtype, const void *base, int64_t index, int count, float *out) {
+void load_elements(uint32_t dtype, const void *base, int64_t index, int count, float *out) {
     if (dtype == TESS_F32)
         memcpy(out, (const float *)base + index, (size_t)count * sizeof *out);
     else if (dtype == TESS_F16)
@@ -199,7 +199,7 @@ static row_view view(const problem *p, const reference_inputs *in, int64_t seque
     v.kv_len = v.first + problem_kv_len(p, sequence);
     v.position = problem_q_first(p, sequence) + row;
     v.end = p->causal && v.position + 1 < v.kv_len ? v.position + 1 : v.kv_len;
-    load_chunk(p->dtype, in->q, v.q_at, p->head_dim < CHUNK ? p->head_dim : CHUNK, v.q);
+    load_elements(p->dtype, in->q, v.q_at, p->head_dim < CHUNK ? p->head_dim : CHUNK, v.q);
     return v;
 }
 
@@ -208,9 +208,9 @@ static row_view view(const problem *p, const reference_inputs *in, int64_t seque
 static int load_pair(const row_view *v, int64_t key, int32_t at, float *room, const float **q,
                      float *k) {
     const int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
-    if (at > 0) load_chunk(v->p->dtype, v->in->q, v->q_at + at, n, room);
+    if (at > 0) load_elements(v->p->dtype, v->in->q, v->q_at + at, n, room);
     *q = at > 0 ? room : v->q;
-    load_chunk(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
+    load_elements(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
     return n;
 }
 
@@ -222,7 +222,7 @@ static float scale_of(const row_view *v, const float *scales, int64_t key) {
 /* A key's values from element `at` on, and how many there are. */
 static int load_value(const row_view *v, int64_t key, int32_t at, float *x) {
     const int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
-    load_chunk(v->p->kv_dtype, v->in->v, v->kv_at + key * v->kv_step + at, n, x);
+    load_elements(v->p->kv_dtype, v->in->v, v->kv_at + key * v->kv_step + at, n, x);
     return n;
 }
 

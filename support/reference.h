@@ -32,6 +32,8 @@ uint16_t float_to_half(float f);
 float bf16_to_float(uint16_t h);
 uint16_t float_to_bf16(float f);
 double load_element(uint32_t dtype, const void *base, int64_t index);
+/* As many elements from `index` on, in float. */
+void load_elements(uint32_t dtype, const void *base, int64_t index, int count, float *out);
 /* The number of a code of TESS_F8E4M3, and the code of the number that is nearest (no NaN). */
 float e4m3_to_float(uint8_t code);
 uint8_t float_to_e4m3(float f);

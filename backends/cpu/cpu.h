@@ -61,7 +61,13 @@ typedef struct cpu_device {
 uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
                           uint32_t threads, uint32_t worth_ns);
 
-/* The same for a stage of backward. */
+/* The jobs of a launch that each of `workers` workers takes before those of others: up to end[n],
+ * for workers in turn. Returns the number of workers, or 1 if they share all jobs. */
+enum { CPU_HOMES = 16 };
+uint32_t tess_cpu_homes(const tess_launch *launch, uint32_t rate, uint64_t n_jobs, uint32_t workers,
+                        uint32_t worth_ns, uint64_t *end);
+
+/* The same as tess_cpu_workers for a stage of backward. */
 uint32_t tess_cpu_stage_workers(const tess_launch *launch, uint32_t rate, uint32_t threads,
                                 uint32_t worth_ns);
 

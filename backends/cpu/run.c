@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The work of one launch, spread over the device's thread pool. Each worker takes the next job from
- * a shared counter (jobs come longest first) and has its own slice of the workspace. What a job
- * computes depends on nothing but the job, so bits are equal for every number of threads.
+ * a shared counter (jobs come longest first), or from one of its own, and has its own slice of the
+ * workspace. What a job computes depends on nothing but the job, so bits are equal for every number
+ * of threads.
  */
 #include "cpu.h"
 
@@ -13,6 +14,13 @@
 #include "kernels/chunk.h"
 #include "kernels/turns.h"
 
+/* The jobs that a worker takes first. Homes share lines of the caches, as all workers would share
+ * one counter: on lines of their own they would take too much of the caller's stack. */
+typedef struct home {
+    atomic_uint_fast64_t next;
+    uint64_t end;
+} home;
+
 typedef struct work {
     const tess_launch *launch;
     const cpu_row *row;
@@ -22,6 +30,8 @@ typedef struct work {
     uint64_t end;
     uint32_t at_once; /* most jobs that take turns on a worker */
     int takes_turns;  /* several workers add to dQ */
+    uint32_t homes;   /* 1: all take jobs from `next` */
+    home home[CPU_HOMES];
 } work;
 
 /* Whether two jobs are parts of one tile. */
@@ -74,15 +84,28 @@ static uint32_t taking_turns(const work *w, uint64_t first, uint64_t n, uint64_t
     return count;
 }
 
+/* Takes the next job: of the worker's home, and when that is empty, of the homes behind it. *left
+ * is the number of homes that the worker has not left. 0 if there is no job. */
+static int take_job(work *w, uint32_t worker, uint32_t *left, uint64_t *n) {
+    if (w->homes == 1) {
+        *n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        return *n < w->end;
+    }
+    for (; *left > 0; --*left) {
+        home *h = &w->home[(worker + w->homes - *left) % w->homes];
+        *n = atomic_fetch_add_explicit(&h->next, 1, memory_order_relaxed);
+        if (*n < h->end) return 1;
+    }
+    return 0;
+}
+
 static void do_jobs(void *context, uint32_t worker) {
     work *w = context;
+    char *scratch = w->scratch + worker * w->thread_bytes;
+    uint32_t left = w->homes;
     const cpu_fp_mode before = cpu_fp_enter();
     if (w->row->enter) w->row->enter();
-    for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
-        char *scratch = w->scratch + worker * w->thread_bytes;
-        uint64_t apart;
-        if (n >= w->end) break;
+    for (uint64_t n, apart; take_job(w, worker, &left, &n);) {
         const uint32_t count = taking_turns(w, w->launch->first_job, n, &apart);
         if (count > 0) w->row->jobs(w->launch, &w->launch->tables->jobs[n], count, apart, scratch);
     }
@@ -178,17 +201,13 @@ static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
 /* A thread takes so long to begin a job, and reads so fast from the second-level cache. */
 enum { JOB_NS = 300, BYTES_PER_NS = 40 };
 
-/*
- * How many workers the launch is worth: all, or the caller alone where its work takes less than
- * `worth_ns`, at the speed of the second-level cache or of the products. A launch that looks as
- * small has few jobs, so each of them is counted.
- */
-uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
-                          uint32_t threads, uint32_t worth_ns) {
+/* What the jobs take one thread, at the speed of the second-level cache or of the products, or
+ * something above `limit`. */
+static double work_ns(const tess_launch *launch, uint32_t rate, uint64_t n_jobs, double limit) {
     /* The softmax takes a nanosecond for a row and a key in short jobs, on tiles too. */
     enum { SOFTMAX_NS = 1 };
     double ns = (double)n_jobs * JOB_NS;
-    for (uint64_t n = 0; n < n_jobs && ns < worth_ns; n++) {
+    for (uint64_t n = 0; n < n_jobs && ns < limit; n++) {
         const tess_job *job = &launch->tables->jobs[launch->first_job + n];
         const double keys = (double)tess_key_blocks(job) * launch->block,
                      pairs = (double)job->rows * job->heads * keys,
@@ -196,7 +215,57 @@ uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_j
                      bytes = 2.0 * cpu_element_size(launch->kv_dtype) * keys * launch->head_dim;
         ns += flop / rate + pairs * SOFTMAX_NS + bytes / BYTES_PER_NS;
     }
-    return ns < worth_ns ? 1 : at_most(n_jobs, threads);
+    return ns;
+}
+
+/* How many workers the launch is worth: all, or the caller alone where its work takes less than
+ * `worth_ns`. A launch that looks as small has few jobs, so each of them is counted. */
+uint32_t tess_cpu_workers(const tess_launch *launch, uint32_t rate, uint64_t n_jobs,
+                          uint32_t threads, uint32_t worth_ns) {
+    return work_ns(launch, rate, n_jobs, worth_ns) < worth_ns ? 1 : at_most(n_jobs, threads);
+}
+
+static uint64_t job_pairs(const tess_job *job) {
+    return (uint64_t)tess_key_blocks(job) * job->rows * job->heads;
+}
+
+/*
+ * Divides jobs among the workers' homes: those of worker n end before job end[n] of the launch.
+ * Returns the number of homes. It is 1 where workers share all jobs: where jobs differ in length,
+ * the longest come first, which leaves the least to wait for at the end.
+ *
+ * A worker that takes the same jobs in launch after launch finds their K and V in its own caches.
+ * In those of the other core they are twice as far away. This counts where the work is little. The
+ * other workers wake later than the caller, about a third of what makes waking worth it; so the
+ * caller has more jobs. A worker without jobs takes some of the others'.
+ */
+uint32_t tess_cpu_homes(const tess_launch *launch, uint32_t rate, uint64_t n_jobs, uint32_t workers,
+                        uint32_t worth_ns, uint64_t *end) {
+    enum { LITTLE = 16 };
+    const double little = (double)LITTLE * worth_ns;
+    if (workers < 2 || workers > CPU_HOMES) return 1;
+    const tess_job *jobs = launch->tables->jobs + launch->first_job;
+    if (job_pairs(&jobs[0]) * 4 > job_pairs(&jobs[n_jobs - 1]) * 5) return 1;
+    const double ns = work_ns(launch, rate, n_jobs, little);
+    if (ns >= little) return 1;
+    const double late = worth_ns / 3.0 / ns, share = (1 - (late < 1 ? late : 1)) / workers;
+    for (uint32_t n = 0; n < workers; n++)
+        end[n] = n_jobs - (uint64_t)((double)n_jobs * share * (workers - 1 - n) + 0.5);
+    return workers;
+}
+
+/* Gives each worker its home. Jobs that take turns stay together, so that a worker does not take
+ * one that counts as another's. */
+static void move_in(work *w, uint64_t n_jobs, uint32_t workers, uint32_t worth_ns) {
+    const uint64_t first = w->launch->first_job;
+    uint64_t end[CPU_HOMES], begin = 0, apart;
+    w->homes = tess_cpu_homes(w->launch, w->row->rate, n_jobs, workers, worth_ns, end);
+    for (uint32_t n = 0; w->homes > 1 && n < w->homes; begin = end[n++]) {
+        for (uint32_t back = 1; back < w->at_once && end[n] > begin && end[n] < n_jobs; back++)
+            if (taking_turns(w, first, first + end[n], &apart) == 0) end[n]--;
+        atomic_init(&w->home[n].next, first + begin);
+        w->home[n].end = first + end[n];
+    }
 }
 
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
@@ -209,9 +278,11 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     }
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     if (n_jobs) {
-        const uint32_t workers = tess_cpu_workers(launch, w->row->rate, n_jobs, d->threads,
-                                                  tess_cpu_pool_worth(d->pool));
+        const uint32_t worth_ns = tess_cpu_pool_worth(d->pool),
+                       workers =
+                           tess_cpu_workers(launch, w->row->rate, n_jobs, d->threads, worth_ns);
         w->at_once = jobs_at_once(n_jobs, workers);
+        move_in(w, n_jobs, workers, worth_ns);
         tess_cpu_pool_run(d->pool, do_jobs, w, workers);
     }
     if (n_merges == 0) return;

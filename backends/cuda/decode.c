@@ -11,21 +11,24 @@ typedef struct instance {
     uint32_t rows;
     uint32_t groups;  /* workgroups of least size that a multiprocessor has registers for */
     uint32_t warps;   /* of each of them: as many as have two stages of a Hopper's memory */
+    uint32_t keys;    /* of a warp's stage */
     uint32_t element; /* bytes of an element of K and V */
 } instance;
 
-#define WARPS_OF(head_dim)                     (TESS_DECODE_WARPS - ((head_dim) > 192))
-#define INSTANCE(head_dim, rows, groups)       {head_dim, rows, groups, WARPS_OF(head_dim), 2},
-#define CODED_INSTANCE(head_dim, rows, groups) {head_dim, rows, groups, WARPS_OF(head_dim), 1},
+#define WARPS_OF(head_dim) (TESS_DECODE_WARPS - ((head_dim) > 192))
+#define INSTANCE(head_dim, rows, groups, keys) \
+    {head_dim, rows, groups, WARPS_OF(head_dim), keys, 2},
+#define CODED_INSTANCE(head_dim, rows, groups, keys) \
+    {head_dim, rows, groups, WARPS_OF(head_dim), keys, 1},
 static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)
                                          TESS_DECODE_CODED_INSTANCES(CODED_INSTANCE)};
 
-#define FITS_WITH(head_dim, rows, groups, element)                                           \
-    _Static_assert(TESS_DECODE_SHARED(head_dim, rows, TESS_DECODE_WARPS * (groups), element, \
-                                      TESS_DECODE_WARPS, 1) <= 99 << 10,                     \
+#define FITS_WITH(head_dim, rows, groups, keys, element)                                           \
+    _Static_assert(TESS_DECODE_SHARED(head_dim, rows, TESS_DECODE_WARPS * (groups), keys, element, \
+                                      TESS_DECODE_WARPS, 1) <= 99 << 10,                           \
                    "every device has this much workgroup memory");
-#define FITS(head_dim, rows, groups)       FITS_WITH(head_dim, rows, groups, 2)
-#define CODED_FITS(head_dim, rows, groups) FITS_WITH(head_dim, rows, groups, 1)
+#define FITS(head_dim, rows, groups, keys)       FITS_WITH(head_dim, rows, groups, keys, 2)
+#define CODED_FITS(head_dim, rows, groups, keys) FITS_WITH(head_dim, rows, groups, keys, 1)
 TESS_DECODE_INSTANCES(FITS)
 TESS_DECODE_CODED_INSTANCES(CODED_FITS)
 
@@ -72,7 +75,7 @@ typedef struct launch_shape {
 
 static unsigned shared_bytes(const instance *x, const launch_shape *s) {
     return TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, TESS_DECODE_WARPS * x->groups,
-                              x->element, s->warps, s->stages);
+                              x->keys, x->element, s->warps, s->stages);
 }
 
 /* `groups` workgroups of `warps` warps; as many stages as there is memory. */
@@ -80,17 +83,17 @@ static launch_shape shape_of(const tess_driver_device *d, const instance *x, uin
                              uint32_t warps) {
     enum { DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
     const unsigned bytes = machine_of(d)->shared_bytes / groups - DRIVERS_OWN;
-    launch_shape s = {groups, warps, TESS_DECODE_STAGES};
+    launch_shape s = {groups, warps, TESS_DECODE_STAGES(x->element, x->keys)};
     while (s.stages > 0 && shared_bytes(x, &s) > bytes) s.stages--;
     return s;
 }
 
-/* The most workgroups that leave two stages to each. */
+/* The most workgroups that leave each warp two stages, or one that has as many bytes. */
 static launch_shape smallest_shape(const tess_driver_device *d, const instance *x) {
-    enum { LEAST_STAGES = 2 };
+    enum { LEAST_BYTES = 64 /* of an element of each key */ };
     for (uint32_t groups = x->groups; groups > 1; groups--) {
         const launch_shape s = shape_of(d, x, groups, x->warps);
-        if (s.stages >= LEAST_STAGES) return s;
+        if (s.stages * x->keys * x->element >= LEAST_BYTES) return s;
     }
     return shape_of(d, x, 1, TESS_DECODE_WARPS);
 }
@@ -127,13 +130,15 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
     return tiles < MANY && key->batch < MANY ? tiles * key->batch * runs : MANY;
 }
 
-/* Whether two workgroups of one stage each read as fast as the memory allows. With more in flight,
- * some multiprocessors get more than their share of the bandwidth, and the last ones end later. In
- * pages a stage waits for its page id, too, and lengths of a step may differ. */
+/* Whether workgroups with a single stage read as fast as the memory allows: four warps of a
+ * multiprocessor, or with codes all of one workgroup. With more in flight, some multiprocessors get
+ * more than their share of the bandwidth, and the last ones end later. In pages a stage waits for
+ * its page id, too, and lengths of a step may differ. */
 static int suits_one_stage(const tess_driver_device *d, const instance *x,
-                           const tess_kernel_key *key) {
-    return machine_of(d)->one_stage && x->head_dim == 128 && x->rows == 16 && x->element == 2 &&
-           key->page == 0 && !key->compact && !key->steps;
+                           const tess_kernel_key *key, uint32_t groups) {
+    return machine_of(d)->one_stage && x->head_dim == 128 &&
+           (x->element == 1 ? groups == 1 : x->keys > TESS_DECODE_RUN) && key->page == 0 &&
+           !key->compact && !key->steps;
 }
 
 /* Chooses workgroups by the number of unsplit jobs. If larger workgroups nearly fill the device,
@@ -155,9 +160,12 @@ static launch_shape shape_for(const tess_driver_device *d, const instance *x,
             const uint64_t room = waves * groups * units_of(d);
             const int fits = waves == 1 ? 4 * jobs >= 3 * room : even && 10 * jobs >= 9 * room;
             if (jobs > room || waves > 2 * groups || !fits) continue;
-            if (groups == 2 && even && 10 * jobs >= 9 * room && suits_one_stage(d, x, key))
-                return (launch_shape){groups, TESS_DECODE_WARPS, 1};
-            return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
+            const uint32_t all = TESS_DECODE_WARPS * least.groups,
+                           warps = x->element == 1 ? all : TESS_DECODE_WARPS;
+            if (even && (groups == 1 || 10 * jobs >= 9 * room) &&
+                suits_one_stage(d, x, key, groups))
+                return (launch_shape){groups, warps / groups, 1};
+            return shape_of(d, x, groups, all / groups);
         }
     if (least.groups > 2 && jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
         return shape_of(d, x, least.groups - 1, TESS_DECODE_WARPS);
@@ -184,12 +192,11 @@ static uint32_t most_rows(const tess_kernel_key *key) {
 /* Measured on an H200; derived for other devices. Memory bounds the speed: a step takes its
  * worker's share of the bandwidth, and never less than the latency. A job costs more than its start
  * and end, because jobs too few or too many for whole waves still share the memory. */
-static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
-                                  const launch_shape *by) {
+static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x,
+                                  const tess_kernel_key *key, const launch_shape *by) {
     enum { LEAST_STEP_NS = 1400 };
     const uint32_t element = element_of(key->kv_dtype),
-                   workers = by->groups * (uint32_t)units_of(d),
-                   keys = by->warps * TESS_DECODE_KEYS(element),
+                   workers = by->groups * (uint32_t)units_of(d), keys = by->warps * x->keys,
                    bandwidth = machine_of(d)->bandwidth;
     const uint32_t row = element * (uint32_t)key->head_dim + (element == 1 ? sizeof(float) : 0);
     const uint64_t bytes = (uint64_t)keys * 2 * row, ns = 1000 * workers * bytes / bandwidth;
@@ -214,7 +221,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
                                         : "_e4m3");
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
-    kernel->costs = costs_of(d, key, &by);
+    kernel->costs = costs_of(d, x, key, &by);
     /* The limit on memory is the function's, for the launches of all plans. */
     TESS_RETURN_IF_ERROR(tess_cuda_prepare(d, key, CUDA_DECODE_MODULE,
                                            tess_cuda_image(d, tess_cuda_decode_images), name,

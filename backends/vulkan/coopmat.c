@@ -79,10 +79,10 @@ void tess_vk_matrices_find(const tess_host *host, const vk_api *vk, tess_vk_foun
 
 enum { SUBGROUPS = 4, LEAST_KEYS = 16, BITS = 32 }; /* BITS: of an invocation, one for each score */
 static uint32_t shared_bytes(const tess_portable_shape *s, uint32_t m, uint32_t n) {
-    enum { LISTS = 4 * 20, ROW = 32, BOUNDS = 32, RISEN = 16 };
+    enum { LISTS = 4 * 20, ROW = 32, BOUNDS = 32, RISEN = 16, LATER = 48 };
     const uint32_t kv = s->keys * 2 * (2 * s->head_dim + 16), o = SUBGROUPS * m * (4 * n + 16);
     return (kv > o ? kv : o) + s->keys * LISTS + s->rows * ROW + s->rows / m * BOUNDS +
-           4 * SUBGROUPS * m * (n + 4) + RISEN;
+           4 * SUBGROUPS * m * (n + 4) + RISEN + LATER;
 }
 
 /* Measured on an H200; elsewhere what RADV has registers for, and lavapipe compiles fast. */

@@ -179,9 +179,11 @@ static vk_result make_shader(const tess_vk_device *d, uint32_t op, const module 
     return result;
 }
 
-/* `subgroup`: how many invocations those of the workgroup have, and no fewer; 0: any. */
-static tess_status create(tess_vk_device *d, vk_handle layout, uint32_t op, const module *m,
-                          const constants *c, uint32_t subgroup, vk_handle *pipeline) {
+/* `subgroup`: how many invocations those of the workgroup have, and no fewer; 0: any. *call is the
+ * last one, also of those that fail. */
+static vk_result make(tess_vk_device *d, vk_handle layout, uint32_t op, const module *m,
+                      const constants *c, uint32_t subgroup, vk_handle *pipeline,
+                      const char **call) {
     vk_specialization_entry entries[VK_CONSTANTS];
     for (uint32_t n = 0; n < VK_CONSTANTS; n++)
         entries[n] = (vk_specialization_entry){n, 4 * n, sizeof *c->word};
@@ -189,9 +191,9 @@ static tess_status create(tess_vk_device *d, vk_handle layout, uint32_t op, cons
     const vk_required_subgroup_size required = {.type = TVK_TYPE_REQUIRED_SUBGROUP_SIZE,
                                                 .size = subgroup};
     vk_handle shader = 0, made = 0;
+    *call = "vkCreateShaderModule";
     vk_result result = make_shader(d, op, m, &shader);
-    if (result != TVK_SUCCESS)
-        return tess_vk_fail(d->host, result, "vkCreateShaderModule", "a kernel");
+    if (result != TVK_SUCCESS) return result;
     const vk_compute_pipeline_create_info info = {
         .type = TVK_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = {.type = TVK_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
@@ -203,13 +205,20 @@ static tess_status create(tess_vk_device *d, vk_handle layout, uint32_t op, cons
                   .specialization = &specialization},
         .layout = layout};
     if (!d->cache) load_cache(d);
+    *call = "vkCreateComputePipelines";
     result = d->vk.CreateComputePipelines(d->device, d->cache, 1, &info, NULL, &made);
     d->vk.DestroyShaderModule(d->device, shader, NULL);
-    if (result != TVK_SUCCESS)
-        return tess_vk_fail(d->host, result, "vkCreateComputePipelines", "a kernel");
+    if (result != TVK_SUCCESS) return result;
     *pipeline = made;
     store_cache(d);
-    return TESS_OK;
+    return TVK_SUCCESS;
+}
+
+static tess_status create(tess_vk_device *d, vk_handle layout, uint32_t op, const module *m,
+                          const constants *c, vk_handle *pipeline) {
+    const char *call;
+    const vk_result result = make(d, layout, op, m, c, 0, pipeline, &call);
+    return result == TVK_SUCCESS ? TESS_OK : tess_vk_fail(d->host, result, call, "a kernel");
 }
 
 /* Of modules for each type, the one that this device runs for c.dtype. */
@@ -219,7 +228,7 @@ static tess_status find(tess_vk_device *d, uint32_t op, const module *modules, c
     const int pairs = dtype != TESS_F32 && !d->found.storage_16bit;
     pthread_mutex_lock(&d->pipeline_lock);
     const tess_status status =
-        *kept ? TESS_OK : create(d, d->layout, op, &modules[pairs ? VK_PAIRS : dtype], &c, 0, kept);
+        *kept ? TESS_OK : create(d, d->layout, op, &modules[pairs ? VK_PAIRS : dtype], &c, kept);
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
@@ -239,22 +248,42 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
                 &d->forward[variant][bucket][dtype], pipeline);
 }
 
+/* How often the driver may refuse the kernel before it is not asked again, which takes a second.
+ * Some results speak of the code, and stay. Others may have a cause that passes: a later plan tries
+ * once more. Lack of memory and a lost device are no refusals. */
+static int most_refusals(vk_result result) {
+    switch (result) {
+    case TVK_ERROR_INVALID_SHADER_NV:
+    case TVK_ERROR_FEATURE_NOT_PRESENT:
+    case TVK_ERROR_EXTENSION_NOT_PRESENT:
+    case TVK_ERROR_INCOMPATIBLE_DRIVER: return 1;
+    default: return tess_vk_status(result) == TESS_ERROR_NATIVE ? 2 : 0;
+    }
+}
+
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const constants *c, vk_handle *pipeline) {
     vk_handle *kept = &d->coopmat[shape][dtype];
-    uint8_t *refused = &d->coopmat_refused[shape][dtype];
-    tess_status status = TESS_OK;
+    tess_vk_refusal *refusal = &d->coopmat_refusal[shape][dtype];
+    vk_result result = TVK_SUCCESS;
+    const char *call = "";
     pthread_mutex_lock(&d->pipeline_lock);
-    if (!*kept && !*refused) {
-        status = create(d, d->layout, TESS_OP_FORWARD, &matrix_modules[dtype], c,
-                        d->found.matrices.subgroup, kept);
-        *refused = status == TESS_ERROR_NATIVE; /* not for lack of memory */
+    if (refusal->count && refusal->count >= most_refusals(refusal->result))
+        result = refusal->result;
+    else if (!*kept)
+        result = make(d, d->layout, TESS_OP_FORWARD, &matrix_modules[dtype], c,
+                      d->found.matrices.subgroup, kept, &call);
+    if (call[0] && result != TVK_SUCCESS && most_refusals(result) > 0) {
+        refusal->result = result;
+        refusal->count++;
     }
-    const int is_refused = *refused;
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
-    if (!is_refused) return status;
-    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "the driver does not compile the kernel");
+    if (result == TVK_SUCCESS) return TESS_OK;
+    if (most_refusals(result) == 0) return tess_vk_fail(d->host, result, call, "a kernel");
+    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                         "the driver does not compile the kernel (%s)",
+                         tess_vk_result_name(result));
 }
 
 void tess_vk_matrix_code(void *device, uint32_t row, uint32_t dtype, tess_cache_key *key,
@@ -280,8 +309,7 @@ tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_sha
 tess_status tess_vk_copy_pipeline(tess_vk_device *d, vk_handle layout, vk_handle *pipeline) {
     static const constants none;
     pthread_mutex_lock(&d->pipeline_lock);
-    const tess_status status =
-        create(d, layout, TESS_OP_FORWARD, &bytes_module, &none, 0, pipeline);
+    const tess_status status = create(d, layout, TESS_OP_FORWARD, &bytes_module, &none, pipeline);
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
 }

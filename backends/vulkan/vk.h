@@ -81,6 +81,12 @@ typedef struct tess_vk_copier {
     vk_handle set_layout, layout, pipeline, sets, set; /* of the kernel */
 } tess_vk_copier;
 
+/* How the driver refused to compile the kernel on matrix units: the last result, and how often. */
+typedef struct tess_vk_refusal {
+    vk_result result;
+    int count;
+} tess_vk_refusal;
+
 typedef struct tess_vk_device {
     const tess_host *host;
     vk_api vk;
@@ -121,7 +127,7 @@ typedef struct tess_vk_device {
     vk_handle prepare;
     vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
     vk_handle coopmat[VK_MATRIX_SHAPES][VK_DTYPES];
-    uint8_t coopmat_refused[VK_MATRIX_SHAPES][VK_DTYPES]; /* the driver did not compile it */
+    tess_vk_refusal coopmat_refusal[VK_MATRIX_SHAPES][VK_DTYPES];
 
     tess_checks checks; /* of rows that nobody has run on such a device: table.c */
 } tess_vk_device;
@@ -148,6 +154,8 @@ uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physi
 tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
 /* result.c: a failed call as a status, with the result's name in the message. */
+const char *tess_vk_result_name(vk_result result);
+tess_status tess_vk_status(vk_result result);
 tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *call,
                          const char *what);
 
@@ -204,7 +212,7 @@ enum { VK_CONSTANTS = 11 };
 typedef struct tess_vk_constants {
     uint32_t word[VK_CONSTANTS];
 } tess_vk_constants;
-/* UNSUPPORTED where the driver does not compile it, which is tried once. */
+/* UNSUPPORTED where the driver does not compile it, which is tried once or twice. */
 tess_status tess_vk_matrix_pipeline(tess_vk_device *d, uint32_t shape, uint32_t dtype,
                                     const tess_vk_constants *constants, vk_handle *pipeline);
 /* The code of the kernel on matrix units, for verdicts of its self-check (self_check.h). */

@@ -91,8 +91,8 @@ class _Direct(torch.autograd.Function):
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
         words, lengths, number = ctx.call
         key = (number, wanted)
-        found = None if _compiling() else _known(key)
-        if found is not None:
+        found = _known(key)
+        if found is not None and not _compiling():
             # Where it holds, LSE has no gradient. It also holds beside FakeTensorMode.
             check, call = found
             q, k, v, o, lse = saved
@@ -104,7 +104,8 @@ class _Direct(torch.autograd.Function):
                 and not (d_o.is_nested or q.is_nested or k.is_nested or v.is_nested)
                 and not (o.is_nested or lse.is_nested)
                 and check(*saved, d_o)
-                and not (_grad_enabled() or _observed())
+                and not (_grad_enabled() or _dispatch_modes() or _function_modes())
+                and not (_jit_traced() or _profiled())
             ):
                 made = _runs.run_backward(call, d_o, None, saved, wanted, words[1], True)
                 return *made, None
@@ -135,6 +136,10 @@ class _Direct(torch.autograd.Function):
 
 # Past the part of apply that is for transforms of torch.func, which are refused before.
 _direct = super(torch.autograd.Function, _Direct).apply
+# Autograd calls a method that finds out which of two functions is ours; that takes a microsecond.
+_node: Any = getattr(_Direct, "_backward_cls", None)
+if _node is not None:
+    _node.apply = _Direct.backward
 
 
 class _Observed(torch.autograd.Function):
@@ -294,14 +299,15 @@ def attention(
             and type(return_lse) is type(deterministic) is bool  # 1.0 would find what True has kept
         ):
             try:
-                key = (pattern._spec, layout, scale, return_lse, deterministic, _grad_enabled())
+                grad = _grad_enabled()
+                key = (pattern._spec, layout, scale, return_lse, deterministic, grad, q.shape)
                 recent = _known(key)
                 if recent is not None and (
                     not (q.layout is k.layout is v.layout is _strided)
                     or q.is_nested or k.is_nested or v.is_nested
                 ):  # fmt: skip
                     recent = None
-            except (AttributeError, TypeError):  # said below, by the argument's name
+            except (AttributeError, RuntimeError, TypeError):  # said below, by the argument's name
                 key = recent = None
             if recent is not None:
                 # Where it holds, autocast, inference mode and transforms are as they were. Modes

@@ -24,7 +24,7 @@ from . import (
     _runtime,
     patterns,
 )
-from ._cache_words import KV, check_words, first_line, number_of, place_of, wrong
+from ._cache_words import KV, check_words, first_line, no_memory, number_of, place_of, wrong
 
 Tensor = torch.Tensor
 Bounds = npt.NDArray[np.int64]
@@ -155,7 +155,7 @@ class KVCache:
                 self._allocate(counts)
                 self._seat()
             except (MemoryError, RuntimeError) as error:  # of NumPy, and of PyTorch
-                if isinstance(error, _errors.Error):
+                if isinstance(error, _errors.Error) or not no_memory(error):
                     raise
                 raise _errors.OutOfMemory(
                     f"KVCache: pages: no memory for pools of {counts} pages in {self.layers} "
@@ -292,7 +292,9 @@ class KVCache:
             )
         try:
             self._grow_pools(n, count)
-        except RuntimeError as error:  # layers that are larger already stay so
+        except (MemoryError, RuntimeError) as error:  # layers that are larger already stay so
+            if isinstance(error, _errors.Error) or not no_memory(error):
+                raise
             raise _errors.OutOfMemory(
                 f"KVCache: pages: no memory for {count} pages a layer: {first_line(error)}"
             ) from None
@@ -482,8 +484,10 @@ class KVCache:
     @property
     @_eager
     def pool_bytes(self) -> int:
-        """Bytes of the pools, pages that nobody has included."""
-        return sum(len(pages) * self._page_bytes(n) for n, pages in enumerate(self._pages))
+        """Bytes of the pools, pages that nobody has included. Where they found no memory to grow
+        in, some layers may have grown."""
+        tensors = (x for layer in self._pools for pools in layer for x in pools if x is not None)
+        return sum(x.numel() * x.element_size() for x in tensors)
 
     def __repr__(self) -> str:
         return (

@@ -11,6 +11,7 @@ from . import _errors, _native, _shapes
 
 KV = {"int8": (torch.int8, _native.I8), "e4m3": (torch.float8_e4m3fn, _native.F8E4M3)}
 PAGES = (16, 32, 64, 128, 256)
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "calculation overflowed")
 MOST = 2**31 - 65536  # tokens of a sequence end below
 
 
@@ -33,6 +34,15 @@ def check_words(max_tokens: Any, page: Any, max_chunk: Any, kv_dtype: Any) -> No
     number_of("max_chunk", max_chunk, 1)
     if kv_dtype is not None and (not isinstance(kv_dtype, str) or kv_dtype not in KV):
         raise wrong("kv_dtype", "'int8', 'e4m3' or None is needed", repr(kv_dtype))
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether NumPy or PyTorch found no memory, or cannot count as many bytes. For the CPU, and for
+    sizes, PyTorch says so in words alone."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    told = str(error)
+    return isinstance(error, RuntimeError) and any(words in told for words in _NO_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

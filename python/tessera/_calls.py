@@ -82,8 +82,8 @@ class Call:
     """A plan, and descriptors of runs on tensors of one signature."""
 
     __slots__ = (
-        "batch", "hollow", "notes", "number", "places", "plan", "pool", "run_c", "template",
-        "workspace",
+        "batch", "guard", "hollow", "notes", "number", "places", "plan", "pool", "run_c",
+        "template", "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +113,7 @@ class Call:
         self.run_c = _native.library().tess_run
         self.number = next(_numbers)
         self.notes: Any = None  # of who prepared it
+        self.guard: Any = None  # of _recent.py: its key and its check
 
     def take(self) -> Slot:
         """A descriptor that no other thread has, in which the addresses are missing: words[Q] and

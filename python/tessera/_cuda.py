@@ -10,7 +10,9 @@ import torch
 from . import _calls, _plans
 
 _bytes = torch.uint8
-_capturing = torch.cuda.is_current_stream_capturing
+_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 _current_device: Callable[[], int] = getattr(
     torch._C, "_cuda_getDevice", torch.cuda.current_device
 )

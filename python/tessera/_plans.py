@@ -197,7 +197,7 @@ def remember(plan_: Plan, key: Any, call: Any) -> None:
 def remember_recent(key: Any, entry: tuple[Any, ...], plan_: Plan) -> None:
     """Keeps a recent call, unless the cache has dropped its plan. Without the lock, which a call
     that finds its plan does not take otherwise."""
-    if len(recent) >= 64:
+    if len(recent) >= 256:
         recent.clear()
     recent[key] = entry
     if plan_.dropped:  # before that, so that nothing else takes it out

@@ -64,8 +64,13 @@ def _trusted() -> bool:
 
 
 def keep(key: Any, call: _calls.Call, tensors: Sequence[torch.Tensor], *more: Any) -> None:
-    """Keeps a prepared call of such tensors by words that are told before tensors are looked at, as
+    """Keeps a prepared call of such tensors by what is told before they are looked at closely, as
     the entry (check, call, *more): `check` says whether it takes others. No entry outlives the
     cache's plan."""
-    if _trusted():
-        _plans.remember_recent(key, (_make(*tensors), call, *more), call.plan)
+    if not _trusted():
+        return
+    # A guard takes a microsecond to make. A call whose entry another one has replaced has its own.
+    known = _plans.recent.get(key)
+    if call.guard is None or call.guard[0] != key or (known and known[0] is call.guard[1]):
+        call.guard = key, _make(*tensors)
+    _plans.remember_recent(key, (call.guard[1], call, *more), call.plan)

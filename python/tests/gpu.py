@@ -167,6 +167,13 @@ def lengths_on_the_device() -> None:
         found = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
         listed = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu.tolist())
         assert torch.equal(found, listed)
+        # They were copied once, so that this does not wait for the device again.
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(found, again)
         cu[1] = 40
         changed = tessera.attention(x, x, x, PATTERN, layout="thd", cu_seqlens_q=cu)
         assert not torch.equal(changed, found)

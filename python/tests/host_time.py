@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host time of a small call beside PyTorch's own attention: `python3 python/tests/host_time.py`.
 
-CPU time of this thread, the least of many rounds: what the call costs beside the work itself. The
-library's own part, tess_run with its kernel, is told too. TESSERA_CPU_THREADS=1 keeps other threads
-out of it.
+CPU time of this thread, the least of many rounds, in turns: what the call costs beside the work
+itself. The library's own part, tess_run with its kernel, is told too, and so is an
+autograd.Function that saves and makes as many tensors and computes nothing. TESSERA_CPU_THREADS=1
+keeps other threads out of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,10 +22,48 @@ import tessera
 from tessera import _plans
 
 
-def microseconds(function: Callable[[], Any], number: int = 1000) -> float:
-    function()
-    rounds = timeit.repeat(function, number=number, repeat=21, timer=time.thread_time)
-    return min(rounds) / number * 1e6
+Step = Callable[[], Any]
+
+
+class Empty(torch.autograd.Function):
+    """Attention that computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, o, q.new_empty(q.shape[0], q.shape[2], q.shape[1]))
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, d_o: torch.Tensor) -> Any:
+        q, k, v, _, _ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+@contextlib.contextmanager
+def nothing_run() -> Iterator[None]:
+    """Prepared calls end before tess_run."""
+    calls = list(_plans.calls.values())
+    real = [call.run_c for call in calls]
+    for call in calls:
+        call.run_c = lambda *_: 0
+    try:
+        yield
+    finally:
+        for call, function in zip(calls, real, strict=True):
+            call.run_c = function
+
+
+def microseconds(steps: dict[str, Step], number: int = 500, rounds: int = 31) -> dict[str, float]:
+    """Of each, in turns, so that a slower clock meets all of them."""
+    least = dict.fromkeys(steps, float("inf"))
+    for _ in range(rounds):
+        for name, step in steps.items():
+            step()
+            with nothing_run() if name == "nothing run" else contextlib.nullcontext():
+                taken = timeit.timeit(step, number=number, timer=time.thread_time)
+            least[name] = min(least[name], taken / number * 1e6)
+    return least
 
 
 def main() -> None:
@@ -49,17 +89,20 @@ def main() -> None:
             o = sdpa(*theirs, is_causal=True)  # noqa: B023
             return torch.autograd.grad(o, theirs, d_t) if grad else o  # noqa: B023
 
+        def empty() -> Any:
+            o = Empty.apply(*ours)  # noqa: B023
+            return torch.autograd.grad(o, ours, d_o) if grad else o  # noqa: B023
+
         tessera.cache_clear()
-        a, b = microseconds(mine), microseconds(peer)
-        calls, spent = list(_plans.calls.values()), 0.0
-        for call in calls:
-            real = call.run_c
-            call.run_c = lambda *_: 0
-            without = microseconds(mine)
-            call.run_c = real
-            spent += a - without
+        steps = {"ours": mine, "SDPA": peer, "empty": empty, "nothing run": mine}
+        found = microseconds(steps)
+        of_c = found["ours"] - found["nothing run"]
         name = "forward and backward" if grad else "forward"
-        print(f"{name}: {a:.1f} us, of it tess_run {spent:.1f}; SDPA {b:.1f} us")
+        print(
+            f"{name}: {found['ours']:.1f} us, of it tess_run {of_c:.1f}; "
+            f"SDPA {found['SDPA']:.1f} us, {found['ours'] / found['SDPA']:.2f} x; "
+            f"an empty autograd.Function {found['empty']:.1f} us"
+        )
 
 
 if __name__ == "__main__":

@@ -321,9 +321,11 @@ def test_what_cannot_be_done_is_refused_by_name():
     layer = mine.model.layers[0].self_attn
     function = transformers.AttentionInterface()["tessera_s2"]
     q, k = torch.randn(1, HEADS, 20, DIM), torch.randn(1, KV_HEADS, 20, DIM)
-    for word in ("softcap", "s_aux", "position_bias", "alibi", "cache"):
-        with pytest.raises(tessera.Unsupported, match=f"^{word}: "):
-            function(layer, q, k, k, None, **{word: 1.0})
+    words = ("softcap", "s_aux", "position_bias", "alibi", "cache", "indices", "block_indices")
+    for word in words:
+        for value in (1.0, torch.ones(1, 20, 4)):
+            with pytest.raises(tessera.Unsupported, match=f"^{word}: "):
+                function(layer, q, k, k, None, **{word: value})
     assert function(layer, q, k, k, None, softcap=None, output_attentions=False)[0].shape[1] == 20
     with pytest.raises(tessera.InvalidArgument, match="^query: 2 of the model's 4 heads"):
         function(layer, q[:, :2], k[:, :1], k[:, :1], None)
@@ -332,6 +334,36 @@ def test_what_cannot_be_done_is_refused_by_name():
         mask(batch_size=1, q_length=1, kv_length=16, q_offset=20, kv_offset=5)
     with pytest.raises(tessera.Unsupported, match="^and_mask_function, or_mask_function"):
         mask(batch_size=1, q_length=4, kv_length=4, use_vmap=True)
+
+
+def test_blocks_of_images_are_refused_by_name():
+    """Their tokens see each other in both directions, in a mask that looks causal otherwise."""
+    utils = transformers.masking_utils
+    if not hasattr(utils, "blockwise_overlay"):
+        pytest.skip("these transformers have no such blocks")
+    mask = transformers.AttentionMaskInterface()["tessera_s2"]
+    compiled = torch.compile(mask, backend="eager", fullgraph=True)
+    both = utils.sliding_window_bidirectional_mask_function(4)
+    assert mask(1, 9, 9, mask_function=both, local_size=4, allow_is_bidirectional_skip=True) is None
+    for window in (None, 4):
+        plain = utils.causal_mask_function
+        if window is not None:
+            plain = utils.sliding_window_causal_mask_function(window)
+        for place in range(7):
+            blocks = torch.full((2, 9), -1)
+            blocks[1, place : place + 2] = 0
+            function = utils.or_masks(plain, utils.blockwise_overlay(blocks))
+            for first in (0, 3):
+                words = dict(mask_function=function, local_size=window, q_offset=first)
+                shape = (2, 9 - first, 9)
+                if place < first:  # what the cache has
+                    assert mask(*shape, **words) is None
+                    continue
+                for call, error in ((mask, tessera.Unsupported), (compiled, RuntimeError)):
+                    with pytest.raises(error, match="^block_sequence_ids: "):
+                        call(*shape, **words)
+        blocks.fill_(-1)
+        assert mask(*shape, **words) is None
 
 
 def test_registration_is_checked():

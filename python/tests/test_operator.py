@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tessera
+from tessera import _calls, _plans
 
 S2 = tessera.S2
 PATTERN = S2(16, 1, 2)
@@ -402,20 +404,51 @@ def test_modules_with_patterns_are_copied_and_saved(tmp_path: Any) -> None:
     torch.optim.AdamW(loaded.parameters()).load_state_dict(state)
     assert torch.equal(model(x), other(x)) and torch.equal(model(x), loaded(x))
     assert loaded.pattern == PATTERN
+    # A model and its optimiser together: both go on alike.
+    pairs = [(model, optimiser), copy.deepcopy((model, optimiser))]
+    pairs.append(pickle.loads(pickle.dumps((model, optimiser))))
+    for one, its in pairs:
+        its.zero_grad()
+        one(x).square().sum().backward()
+        its.step()
+    for one, _ in pairs[1:]:
+        for a, b in zip(one.parameters(), model.parameters(), strict=True):
+            assert a is not b and torch.equal(a, b)
 
 
 def test_an_exception_within_backward_leaves_everything_usable() -> None:
+    """Before our part of it, between two layers, and within ours."""
     inputs = tensors()
+    q, k, v = inputs
 
-    def fail(grad: torch.Tensor) -> torch.Tensor:
+    def fail(*_: Any) -> Any:
         raise KeyError("on purpose")
 
-    o = tessera.attention(*inputs, PATTERN)
-    o.register_hook(fail)
+    def layers() -> list[torch.Tensor]:
+        first = tessera.attention(q, k, v, PATTERN)
+        return [first, tessera.attention(first, k, v, PATTERN)]
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(layers()[1].sum(), inputs)
+
+    expected = gradients()
+    for place in (0, 1):
+        found = layers()
+        found[place].register_hook(fail)
+        with pytest.raises(KeyError):
+            torch.autograd.grad(found[1].sum(), inputs)
+        assert all(torch.equal(a, b) for a, b in zip(gradients(), expected, strict=True))
+    found = layers()
+    calls = list(_plans.calls.values())
+    real = [call.run_c for call in calls]
+    for call in calls:
+        call.run_c = fail
     with pytest.raises(KeyError):
-        o.sum().backward()
-    tessera.attention(*inputs, PATTERN).sum().backward()
-    assert inputs[0].grad is not None
+        torch.autograd.grad(found[1].sum(), inputs)
+    for call, function in zip(calls, real, strict=True):
+        call.run_c = function
+    assert not _calls._under_way
+    assert all(torch.equal(a, b) for a, b in zip(gradients(), expected, strict=True))
 
 
 def test_block_masks_of_flex_attention() -> None:

@@ -70,6 +70,45 @@ def test_calls_like_an_earlier_one_take_the_short_way(short_alone: None) -> None
             attend()
 
 
+@pytest.mark.parametrize("what", ["rows", "keys", "strides"])
+def test_tensors_that_take_turns(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, each has one guard, and the short way where queries tell them."""
+    tessera.cache_clear()
+    made: list[int] = []
+    make, find = _recent._make, _runs.find_forward
+    monkeypatch.setattr(_recent, "_make", lambda *given: made.append(0) or make(*given))
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    if what == "rows":
+        given = [[x[:, : 5 + n].clone() for x in (X, Y, Z)] for n in range(3)]
+    elif what == "keys":
+        given = [[X, Y[:, : 5 + n], Z[:, : 5 + n]] for n in range(3)]
+    else:
+        given = [[X, Y, Z], [turned(X), Y, Z], [X, turned(Y), Z]]
+    expected = [attend(*inputs) for inputs in given]
+    long: list[int] = []
+    monkeypatch.setattr(_runs, "find_forward", lambda *given: long.append(0) or find(*given))
+    for _ in range(4):
+        for inputs, wanted in zip(given, expected, strict=True):
+            assert torch.equal(attend(*inputs), wanted)
+    assert len(made) == 3
+    assert len(long) == (0 if what == "rows" else 12)
+
+
+def test_a_guard_that_does_not_hold_is_made_anew(request: pytest.FixtureRequest) -> None:
+    """Equal shapes, strides and types, and another class of tensors."""
+    inputs = [torch.nn.Parameter(x, requires_grad=False) for x in (X, Y, Z)]
+    for _ in range(2):
+        attend(*inputs)
+        attend()
+    request.getfixturevalue("short_alone")
+    attend()
+    with pytest.raises(Long):
+        attend(*inputs)
+
+
 def test_training_steps_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients(X, *leaves())
     for name in ("find_forward", "find_backward"):

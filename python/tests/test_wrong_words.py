@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,20 +169,41 @@ def test_what_is_as_good_as_the_right_word() -> None:
     assert (PATTERN.mask(np.int64(3), range(3)) == PATTERN.mask(3, 3)).all()
 
 
-def test_pools_that_found_no_memory_can_grow_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA is full\nand more"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more"),
+        RuntimeError("Storage size calculation overflowed with sizes=[1]"),
+        MemoryError("Unable to allocate 8 EiB"),
+        RuntimeError("CUDA error: an illegal memory access was encountered\nand more"),
+    ],
+)
+def test_pools_that_found_no_memory_can_grow_later(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = cache(pages="grow", layers=2, max_tokens=640)
+    before = made.pool_bytes
     real, calls = made._pool, iter(range(100))
 
     def some(*arguments: Any) -> torch.Tensor:
         if next(calls) == 3:  # V of the second layer
-            raise RuntimeError("no memory\nand more")
+            raise error
         return real(*arguments)
 
     x = torch.randn(2, 200, 2, 16)
     monkeypatch.setattr(made, "_pool", some)
-    with pytest.raises(tessera.OutOfMemory, match="KVCache: pages: no memory for .*: no memory$"):
+    with pytest.raises(type(error) if "illegal" in str(error) else tessera.OutOfMemory) as raised:
         made.append(x, x)
+    if raised.value is not error:
+        line = str(error).partition("\n")[0]
+        assert re.match(r"KVCache: pages: no memory for \d+ pages a layer: ", str(raised.value))
+        assert str(raised.value).endswith(f": {line}")
     assert made.lengths.tolist() == [0, 0]
+    # The first layer has grown. Of the second one neither K nor V has.
+    sizes = [[x.numel() * 4 for x in made.pools(layer)[0][:2]] for layer in range(2)]
+    assert sum(sizes[0]) > sum(sizes[1]) == before / 2
+    assert made.pool_bytes == sum(sum(pair) for pair in sizes) > before
     monkeypatch.undo()
     small = x[:, :70]
     copied, other = copy.deepcopy(made), cache(layers=2, max_tokens=640)

@@ -142,6 +142,7 @@ class Page(command.CommandTest):
             self.open(page, width=width)
             self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width)
             self.assertGreater(len(self.rows()), 30)
+        self.assertLessEqual(self.browser.paper(), 4)
         self.assertEqual(self.browser.errors(), [])
 
     # -------------------------------------------------------------- filters
@@ -294,6 +295,8 @@ class Page(command.CommandTest):
         for group in groups():
             self.assertEqual([w for _, w in sorted(group)], sorted(w for _, w in group))
         self.assertEqual(self.browser.errors(), [])
+        self.assertLessEqual(self.browser.paper(), 4)
+        self.open(self.path("both.html"))
         self.assertLessEqual(self.browser.paper(), 4)
         print(f"page of {os.path.getsize(page) / 1000:.0f} KB, drawn after {drawn:.0f} ms",
               file=sys.stderr)

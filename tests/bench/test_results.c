@@ -46,12 +46,17 @@ static void test_round_trip(void **state) {
     read_file(example, &first);
     assert_int_equal(first.changed, 0);
     assert_int_equal(first.schema_version, 2);
+    assert_true(first.devices[0].stages[STAGE_ROUNDS] == 0); /* unknown in older files */
+    first.devices[0].stages[STAGE_ROUNDS] = 1.5;
+    snprintf(first.devices[0].planning_note, sizeof first.devices[0].planning_note, "a note");
     once = written(&first, &size);
     assert_int_equal(json_parse(&second, once, size, error, sizeof error), 0);
     assert_int_equal(second.changed, 0);
     twice = written(&second, &again);
     assert_int_equal(again, size);
     assert_memory_equal(once, twice, size);
+    assert_true(second.devices[0].stages[STAGE_ROUNDS] == 1.5);
+    assert_string_equal(second.devices[0].planning_note, "a note");
     assert_int_equal(second.n_lines, 6);
     assert_int_equal(second.n_peers, 2);
     assert_int_equal(second.n_results, first.n_results);

@@ -11,6 +11,7 @@
 #include "measure.h"
 #include "planning.h"
 #include "session.h"
+#include "stages.h"
 #include "suite.h"
 #include "vendors.h"
 
@@ -135,6 +136,33 @@ static void test_compiling(void **state) {
     assert_true(session_foretell_compiling(&s, &narrow) == 9);
 }
 
+/* The devices of a run share its time. What compiling takes beyond the budget is bounded for all of
+ * them, and no device has time that an earlier one has used, except a little. */
+static void test_shares(void **state) {
+    (void)state;
+    static const double compiling[] = {1, 40, 12, 30}, unpaid[] = {1, 15, 8, 0};
+    const run_options options = {.budget = 120};
+    session s = {.options = &options};
+    const double now = clock_now(), near = 1;
+    session_begin(&s, now - 20);
+    assert_true(fabs(session_share(&s, 4) - 25) < near);
+    double end = now + 100;
+    for (int i = 0; i < 4; i++) {
+        session_begin_kernel(&s, NULL);
+        s.compiling = compiling[i];
+        s.deadline = now + 10;
+        assert_true(fabs(session_rest(&s) - 10 - unpaid[i]) < near);
+        session_end_kernel(&s);
+        end += unpaid[i];
+        assert_true(fabs(s.end - end) < near);
+    }
+    assert_true(fabs(session_share(&s, 2) - 124.0 / 2) < near);
+    session_begin(&s, now - 100); /* the limits took long */
+    assert_true(fabs(session_share(&s, 1) - 60) < near);
+    s.end = now - 50; /* and so did the first devices */
+    assert_true(session_share(&s, 2) == 12);
+}
+
 /* What the problem that foretells times has compiled stands in the column of the first result of
  * the same kernels, once. */
 static void test_compiling_is_told(void **state) {
@@ -180,8 +208,103 @@ static void test_planning_ops(void **state) {
         planning_measure(&r, runtime, device, 0, NULL, 1u << TESS_OP_BACKWARD, error, sizeof error),
         0);
     assert_true(r.n_planning > 0);
-    for (int i = 0; i < r.n_planning; i++) assert_non_null(strstr(r.planning[i].name, "gradients"));
+    for (int i = 0; i < r.n_planning; i++) {
+        assert_non_null(strstr(r.planning[i].name, "gradients"));
+        assert_true(r.planning[i].runs >= 5 && r.planning[i].runs <= 15);
+    }
+    bench_device *d = report_add_device(&r);
+    planning_leave_out(d, TESS_OP_FORWARD, 2);
+    planning_leave_out(d, TESS_OP_BACKWARD, 30);
+    assert_string_equal(d->planning_note,
+                        "forward left out, about 2.00 s to compile; gradients left "
+                        "out, about 30.0 s to compile");
     report_free(&r);
+}
+
+/* Runs that take long are not made to warm up, and not foretold. */
+static void test_foretelling(void **state) {
+    (void)state;
+    static const char line[] = "heads=1 q_len=256 head_dim=32 pattern=dense";
+    static const double runs[][2] = {{0.5, 5}, {2, 4}};
+    session s = {.runtime = runtime, .device = device, .prepare_bytes = 1};
+    session_forecast f;
+    s.speed[TESS_F32] = 1;
+    session_foretell(&s, line, &f);
+    const double flops = f.run;
+    for (int i = 0; i < 2; i++) {
+        s.speed[TESS_F32] = flops / runs[i][0];
+        session_foretell(&s, line, &f);
+        assert_true(f.planned && fabs(f.run / runs[i][0] - 1) < 1e-9);
+        assert_true(fabs(f.seconds / f.run - runs[i][1]) < 1e-9);
+    }
+}
+
+/* What a problem turns out to take foretells the next one, also where it left its contest. What
+ * inputs took of a group's time is not there for its rounds. */
+static void test_learning(void **state) {
+    (void)state;
+    static const char line[] = "heads=1 q_len=256 head_dim=32 pattern=dense";
+    static const double mosts[] = {0, 1e-9};
+    const run_options options = {.budget = 1};
+    for (int i = 0; i < 2; i++) {
+        bench_report r = {.n_devices = 0};
+        assert_non_null(report_add_device(&r));
+        session s = {.options = &options,
+                     .report = &r,
+                     .runtime = runtime,
+                     .device = device,
+                     .most = mosts[i],
+                     .host_bytes = 1u << 30,
+                     .device_bytes = 1u << 30};
+        const session_entry entry = {"problem", line, 0};
+        assert_int_equal(session_measure(&s, &entry, 1, 0, 0.01, 0.01), 0);
+        assert_int_equal(r.n_results, 1);
+        const bench_result *x = &r.results[0];
+        assert_int_equal(x->status, i ? BENCH_SLOW : BENCH_OK);
+        assert_true(s.speed[TESS_F32] == x->flops / (i ? x->estimate_seconds : x->median));
+        report_free(&r);
+    }
+}
+
+/* Rows of the reference are made by several threads where each takes long. */
+static void test_long_rows(void **state) {
+    (void)state;
+    static const char *const problems[] = {
+        "heads=1 q_len=4096 head_dim=128 dtype=bf16 pattern=dense",
+        "op=bwd heads=1 q_len=4096 head_dim=128 dtype=bf16 pattern=dense"};
+    const measure_limits limits = {.host_bytes = 1u << 30, .device_bytes = 1u << 30};
+    for (int i = 0; i < 2; i++) {
+        contestant *c = calloc(1, sizeof *c);
+        assert_non_null(c);
+        if (contestant_open(c, runtime, device, NULL, problems[i], &limits) != 0)
+            fail_msg("%s: %s", problems[i], c->result.note);
+        assert_int_equal(c->result.checked_rows, i ? 8 + 16 : 8);
+        contestant_close(c);
+        free(c);
+    }
+}
+
+/* Every moment is in one stage, and one that was entered in another goes back to it. */
+static void test_stages(void **state) {
+    (void)state;
+    double seconds[N_STAGES] = {0};
+    const double start = clock_now();
+    stages_of(seconds);
+    const bench_stage outer = stage_enter(STAGE_CHECKS);
+    clock_rest(2e-3);
+    const bench_stage inner = stage_enter(STAGE_PLANS);
+    clock_rest(2e-3);
+    assert_int_equal(stage_enter(inner), STAGE_PLANS);
+    clock_rest(2e-3);
+    stage_enter(outer);
+    stages_of(NULL);
+    double sum = 0;
+    for (int i = 0; i < N_STAGES; i++) sum += seconds[i];
+    assert_true(sum > 0 && sum <= clock_now() - start);
+    assert_true(seconds[STAGE_CHECKS] >= 4e-3 && seconds[STAGE_PLANS] >= 2e-3);
+    assert_true(seconds[STAGE_ROUNDS] == 0);
+    assert_string_equal(stage_name(STAGE_WARM_UP), "warm_up");
+    assert_null(stage_name(N_STAGES));
 }
 
 /* What turns out to need more than a contest may take leaves it, and says what a run takes. */
@@ -217,9 +340,14 @@ int main(void) {
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_titles),
         cmocka_unit_test(test_compiling),
+        cmocka_unit_test(test_shares),
         cmocka_unit_test(test_compiling_is_told),
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_foretelling, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_learning, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_long_rows, open_cpu, close_cpu),
+        cmocka_unit_test(test_stages),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

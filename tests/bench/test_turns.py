@@ -13,6 +13,7 @@ import unittest
 
 BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench")
 sys.path.insert(0, BENCH)
+import library_size  # noqa: E402
 import peers_turns  # noqa: E402
 import tessera_ctypes  # noqa: E402
 
@@ -46,6 +47,26 @@ class Turns(unittest.TestCase):
     def test_a_ratio_is_that_of_rounds(self):
         self.assertEqual(peers_turns.ratio([2, 8, 9], [1, 2, 3]), 3)  # and not 8 / 2
         self.assertEqual(peers_turns.spread([1, 2, 4]), 1.5)
+
+
+class Size(unittest.TestCase):
+    def test_growth(self):
+        self.assertTrue(library_size.growth(1000, 1800)[1])
+        self.assertFalse(library_size.growth(1000, 1801)[1])
+
+    def test_symbols_of_gradients(self):
+        listing = "0010 0100 t tess_cpu_backward_job\n0020 0007 T tess_run\n         U free\n"
+        self.assertEqual(library_size.of_gradients(listing), 256)
+
+    def test_a_library(self):
+        done = subprocess.run(
+            [sys.executable, "-B", os.path.join(BENCH, "library_size.py")]
+            + ["--library", "all=" + LIBRARY],
+            capture_output=True, text=True, check=False,
+        )
+        wanted = r"all device code: [0-9,]+ bytes\n.*\n  over 0\.1\.0 .*reached"
+        self.assertRegex(done.stdout, wanted)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 class Bars(unittest.TestCase):

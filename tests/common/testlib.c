@@ -121,6 +121,11 @@ int test_full(void) {
     return full && *full == '1';
 }
 
+int test_kernel_is_named(void) {
+    const char *kernel = getenv("TESSERA_KERNEL");
+    return kernel && *kernel;
+}
+
 static int is_thinned(const test_target *target) { return target->kernels >= 2 && !test_full(); }
 
 static int takes_turns(const test_target *target) { return target->software && is_thinned(target); }

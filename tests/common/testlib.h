@@ -140,6 +140,9 @@ int test_sanitized(void);
 /* Whether TESSERA_TEST_FULL=1 asks for everything, whatever it takes. */
 int test_full(void);
 
+/* Whether TESSERA_KERNEL names the kernel of all plans, which may refuse problems. */
+int test_kernel_is_named(void);
+
 /* Calls a function in six threads at once, and asserts that each call returns NULL. */
 void test_in_threads(void *(*function)(void *argument), void *argument);
 

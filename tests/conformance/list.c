@@ -427,8 +427,8 @@ static const char *const further[] = {
     "pattern=window left=10 right=30 causal=0 sinks=70 heads=2 head_dim=16 q_len=150 kv_len=90",
     "pattern=window left=200 right=0 sinks=64 block=16 heads=8 kv_heads=2 head_dim=64 q_len=1 "
     "kv_len=4097 kv_split=5",
-    /* more parts than a merge weighs at a time */
-    "pattern=dense heads=2 head_dim=64 q_len=3 kv_len=1400 kv_split=20",
+    /* more parts than a merge weighs at a time (TESS_MERGE_PARTS), each of one block */
+    "pattern=dense heads=2 head_dim=64 q_len=3 kv_len=2560 kv_split=40",
     "pattern=window left=17 right=0 sinks=4 block=128 heads=2 head_dim=64 q_len=600 kv_len=601 "
     "dtype=f16",
     /* Tiles of two query blocks of 64 rows, of which each keeps keys that the other does not: at
@@ -522,6 +522,12 @@ static const char *const further[] = {
     "stride=8 per_kv_head=1 compact=1 dtype=f16 kv_split=3",
     "op=decode heads=4 kv_heads=2 head_dim=128 batch=2 q_len=100 kv_len=717 pattern=dense "
     "page=64 dtype=bf16",
+    /* Strides of layers with many heads: a column is read by few rows, far apart. */
+    "pattern=s2 block=16 local=2 stride=64 heads=4 kv_heads=2 head_dim=64 q_len=200 kv_len=2300 "
+    "dtype=bf16",
+    "pattern=s2 block=16 local=1 stride=64 heads=2 head_dim=40 q_len=1200",
+    "pattern=s2 block=64 local=2 stride=64 heads=2 head_dim=128 q_len=150 kv_len=4300 dtype=bf16",
+    "pattern=s2 block=8 local=3 stride=128 heads=3 head_dim=72 q_len=1100 dtype=f16",
 };
 
 int list_build(problem_list *list, const char *folder) {

@@ -258,19 +258,25 @@ static void check_row(const rig *r, uint32_t b, int32_t row, int32_t position, i
                  want);
 }
 
+/* Rows that belong to a sequence, and those that none of the step's has. */
+static void check_rows(const rig *r, uint32_t b, int32_t begin, int32_t q_len, int32_t first,
+                       int32_t keys) {
+    for (int32_t row = 0; row < q_len; row++)
+        for (int32_t head = 0; head < HEADS; head++)
+            check_row(r, b, begin + row, first + row, keys, head);
+}
+static void check_alone(const rig *r, int32_t from, int32_t to) {
+    for (int32_t n = from * HEADS * D; n < to * HEADS * D; n++) assert_true(isnan(r->o[n]));
+}
+
 /* Every row of the step, and that all others were left alone. */
 static void check(const rig *r, uint32_t batch) {
-    int32_t covered = 0;
     for (uint32_t b = 0; b < batch; b++) {
         const int32_t q_len = r->cu_rows[b + 1] - r->cu_rows[b];
-        const int32_t first = r->has_first ? r->q_first[b] : r->kv_lens[b] - q_len;
-        for (int32_t row = r->cu_rows[b]; row < r->cu_rows[b + 1]; row++)
-            for (int32_t head = 0; head < HEADS; head++)
-                check_row(r, b, row, first + row - r->cu_rows[b], r->kv_lens[b], head);
-        covered = r->cu_rows[b + 1];
+        check_rows(r, b, r->cu_rows[b], q_len, r->has_first ? r->q_first[b] : r->kv_lens[b] - q_len,
+                   r->kv_lens[b]);
     }
-    for (int32_t row = covered; row < ROWS; row++)
-        for (int n = 0; n < HEADS * D; n++) assert_true(isnan(r->o[row * HEADS * D + n]));
+    check_alone(r, batch ? r->cu_rows[batch] : 0, ROWS);
 }
 
 /* Lengths of step number `n`; some have no rows, no keys, or more rows than keys. */
@@ -602,6 +608,55 @@ static void test_hostile(void **state) {
     on_every_target(hostile, 0, 0);
 }
 
+/* In every other place a legal value, else any other. */
+static int32_t hostile_value(uint64_t *seed, int32_t most) {
+    const int32_t ends[] = {INT32_MIN, INT32_MIN + 1, -1, most + 1, INT32_MAX - 1, INT32_MAX};
+    const int64_t n = test_between(seed, 0, 13);
+    if (n < 6) return ends[n];
+    return (int32_t)(n < 7 ? test_between(seed, INT32_MIN, INT32_MAX)
+                           : test_between(seed, 0, most));
+}
+
+static int32_t nearest(int32_t x, int32_t most) { return x < 0 ? 0 : x > most ? most : x; }
+
+/* Values of every kind at once, against what the header says that they count as. */
+static void random_hostile(rig *r) {
+    uint64_t seed = 15;
+    uint32_t head[8];
+    for (int n = 0; n < (r->target->software ? 2 : 8); n++) {
+        for (int b = 0; b <= BATCH; b++) r->cu_rows[b] = hostile_value(&seed, ROWS);
+        for (int b = 0; b < BATCH; b++) {
+            r->kv_lens[b] = hostile_value(&seed, KV_LEN);
+            r->q_first[b] = hostile_value(&seed, KV_LEN);
+        }
+        r->has_first = n % 4 != 3;
+        prepare(r, BATCH, r->step);
+        run(r, r->step);
+        (void)same_step(r, BATCH, r->step, r->cu_rows, r->kv_lens);
+        test_download(r->target->device, r->step, head, sizeof head);
+        int32_t begin = nearest(r->cu_rows[0], ROWS), covered = 0;
+        uint32_t changed = begin != r->cu_rows[0];
+        for (uint32_t b = 0; b < BATCH; b++) {
+            const int32_t next = nearest(r->cu_rows[b + 1], ROWS),
+                          end = next > begin ? next : begin, q_len = nearest(end - begin, Q_LEN),
+                          keys = nearest(r->kv_lens[b], KV_LEN),
+                          first = r->has_first ? nearest(r->q_first[b], KV_LEN) : keys - q_len;
+            changed += (begin + q_len != r->cu_rows[b + 1]) + (keys != r->kv_lens[b]) +
+                       (r->has_first && first != r->q_first[b]);
+            check_alone(r, covered, begin);
+            check_rows(r, b, begin, q_len, first, keys);
+            covered = begin + q_len;
+            begin = end;
+        }
+        check_alone(r, covered, ROWS);
+        assert_int_equal(changed, head[TESS_STEP_CLAMPED]);
+    }
+}
+static void test_random_hostile(void **state) {
+    (void)state;
+    on_every_target(random_hostile, 0, 0);
+}
+
 /* With TESS_PLAN_TRUST_DEVICE legal lengths make the same step, and nothing is clamped or counted:
  * a length above the capacity, of a sequence without rows, stands in the step as it is. */
 static void trusted(rig *r) {
@@ -668,6 +723,12 @@ static void spoiled(rig *r) {
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "step");
     run_it.step = (tess_buffer){0};
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "step");
+    run_it = run_desc(r, r->step);
+    run_it.k.buffer.size = run_it.k.buffer.offset + bytes_of(TESS_ROLE_K) - 1;
+    assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "k.buffer");
+    run_it = run_desc(r, r->step);
+    run_it.o.buffer = run_it.v.buffer;
+    assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "o: must not");
     run_it = run_desc(r, r->step);
     run_it.lse.buffer = r->step;
     assert_error(tess_run(r->plan, &run_it), TESS_ERROR_INVALID, "tess_run", "lse: must not");
@@ -812,8 +873,8 @@ int main(int argc, char **argv) {
         TEST(test_free_split),     TEST(test_equal_parts), TEST(test_invariant),
         TEST(test_same_bits),      TEST(test_two_steps),   TEST(test_long_steps),
         TEST(test_many_sequences), TEST(test_positions),   TEST(test_hostile),
-        TEST(test_trusted),        TEST(test_spoiled),     TEST(test_patterns),
-        TEST(test_no_memory),
+        TEST(test_random_hostile), TEST(test_trusted),     TEST(test_spoiled),
+        TEST(test_patterns),       TEST(test_no_memory),
     };
     const char *backend = argc > 1 ? argv[1] : "cpu";
     /* The kernels of other devices are instances of one body, which some compile in every test. */

@@ -66,6 +66,57 @@ static void test_work_is_compared_with_waking(void **state) {
     assert_int_equal(tess_cpu_workers(&launch, RATE, 2, THREADS, 0), 2);
 }
 
+/* Where the homes of `workers` workers end, of n jobs from `first` on. */
+static uint32_t homes_of(const tess_job *jobs, uint64_t first, uint64_t n, uint32_t workers,
+                         uint32_t worth_ns, uint64_t *end) {
+    const tess_tables tables = {.jobs = jobs};
+    const tess_launch launch = {.tables = &tables,
+                                .first_job = first,
+                                .n_jobs = n,
+                                .head_dim = DIM,
+                                .block = BLOCK,
+                                .kv_dtype = TESS_F32};
+    return tess_cpu_homes(&launch, RATE, n, workers, worth_ns, end);
+}
+
+/* A job of 16 blocks takes 32.7 us. */
+static void test_workers_have_jobs_of_their_own(void **state) {
+    (void)state;
+    tess_job jobs[13];
+    uint64_t end[CPU_HOMES];
+    jobs[0] = job_of(1, 64); /* of another launch */
+    for (int n = 1; n < 13; n++) jobs[n] = job_of(1, 16);
+    assert_int_equal(homes_of(jobs, 1, 12, 3, 30000, end), 3);
+    assert_int_equal(end[0], 4);
+    assert_int_equal(end[1], 8);
+    assert_int_equal(end[2], 12);
+    /* The others wake 133 us late, which is four jobs: they have fewer. */
+    assert_int_equal(homes_of(jobs, 1, 12, 3, 400000, end), 3);
+    assert_int_equal(end[0], 7);
+    assert_int_equal(end[1], 9);
+    assert_int_equal(end[2], 12);
+    assert_int_equal(homes_of(jobs, 1, 12, 3, 4000000, end), 3);
+    assert_int_equal(end[0], 12);
+    assert_int_equal(end[1], 12);
+    assert_int_equal(end[2], 12);
+}
+
+static void test_workers_share_unequal_or_long_jobs(void **state) {
+    (void)state;
+    tess_job jobs[4] = {job_of(1, 20), job_of(1, 18), job_of(1, 16), job_of(1, 16)};
+    uint64_t end[CPU_HOMES];
+    assert_int_equal(homes_of(jobs, 0, 4, 1, 100000, end), 1);
+    assert_int_equal(homes_of(jobs, 0, 4, 2, 100000, end), 2);
+    jobs[0] = job_of(1, 21);
+    assert_int_equal(homes_of(jobs, 0, 4, 2, 100000, end), 1);
+    assert_int_equal(homes_of(jobs, 1, 3, 2, 100000, end), 2);
+    /* 65 us are less than 16 times what waking is worth, or not. */
+    assert_int_equal(homes_of(jobs, 2, 2, 2, 5000, end), 2);
+    assert_int_equal(end[0], 1);
+    assert_int_equal(homes_of(jobs, 2, 2, 2, 4000, end), 1);
+    assert_int_equal(homes_of(jobs, 2, 2, CPU_HOMES + 1, 100000, end), 1);
+}
+
 /* Columns of so many keys, each of which has one segment of so many rows. */
 static uint32_t column_workers(uint32_t n, uint16_t keys, uint32_t rows, uint32_t flags,
                                uint32_t heads, uint32_t step) {
@@ -173,7 +224,8 @@ static void test_parts_are_a_power_of_two(void **state) {
 int main(void) {
     return RUN_TESTS(
         TEST(test_small_launches_run_alone), TEST(test_rows_and_bytes_count),
-        TEST(test_work_is_compared_with_waking), TEST(test_columns_are_compared_with_waking),
+        TEST(test_work_is_compared_with_waking), TEST(test_workers_have_jobs_of_their_own),
+        TEST(test_workers_share_unequal_or_long_jobs), TEST(test_columns_are_compared_with_waking),
         TEST(test_strips_are_compared_with_waking), TEST(test_many_jobs_take_all_threads),
         TEST(test_plans_split_for_what_the_work_is_worth),
         TEST(test_jobs_of_many_rows_are_split_less), TEST(test_parts_are_a_power_of_two));

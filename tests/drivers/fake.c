@@ -14,6 +14,7 @@ enum {
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     NO_BINARY_FOR_GPU = 209,
+    UNSUPPORTED_PTX_VERSION = 222,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
@@ -536,6 +537,9 @@ int fake_module_load(void **module, const char *image) {
     if (strncmp(image, magic, sizeof magic - 1) != 0) return INVALID_IMAGE;
     const char *arch = image + sizeof magic - 1;
     fake_note(" %s", arch);
+    /* The driver is older than the compiler of this code. */
+    const char *newer = getenv("FAKE_DRIVER_REFUSES");
+    if (newer && *newer && strncmp(arch, newer, strlen(newer)) == 0) return UNSUPPORTED_PTX_VERSION;
     if (!fake_can_run(arch, fake.arch[current->device]))
         return fake_misuse(NO_BINARY_FOR_GPU, "%s is loaded on %s", arch,
                            fake.arch[current->device]);

@@ -71,10 +71,15 @@ int cuGetErrorName(int code, const char **name) {
     static const struct {
         int code;
         const char *name;
-    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},           {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-                 {3, "CUDA_ERROR_NOT_INITIALIZED"},         {100, "CUDA_ERROR_NO_DEVICE"},
-                 {200, "CUDA_ERROR_INVALID_IMAGE"},         {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},       {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},
+                 {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                 {3, "CUDA_ERROR_NOT_INITIALIZED"},
+                 {100, "CUDA_ERROR_NO_DEVICE"},
+                 {200, "CUDA_ERROR_INVALID_IMAGE"},
+                 {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                 {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
+                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                 {719, "CUDA_ERROR_LAUNCH_FAILED"},
                  {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         if (names[n].code != code) continue;

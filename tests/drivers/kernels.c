@@ -45,9 +45,9 @@ static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 1
 static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
 #define SHAPE_WITH(head_dim, rows, groups, codes) \
     {head_dim, rows, 32 * TESS_DECODE_WARPS * (groups), codes},
-#define SHAPE_OF(head_dim, rows, groups) SHAPE_WITH(head_dim, rows, groups, 0)
-#define E4M3_OF(head_dim, rows, groups)  SHAPE_WITH(head_dim, rows, groups, TESS_F8E4M3)
-#define I8_OF(head_dim, rows, groups)    SHAPE_WITH(head_dim, rows, groups, TESS_I8)
+#define SHAPE_OF(head_dim, rows, groups, keys) SHAPE_WITH(head_dim, rows, groups, 0)
+#define E4M3_OF(head_dim, rows, groups, keys)  SHAPE_WITH(head_dim, rows, groups, TESS_F8E4M3)
+#define I8_OF(head_dim, rows, groups, keys)    SHAPE_WITH(head_dim, rows, groups, TESS_I8)
 static const struct {
     int head_dim;
     unsigned rows, most_threads;

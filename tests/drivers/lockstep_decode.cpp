@@ -9,11 +9,11 @@ extern "C" void lockstep_decode(int dtype, int kv_dtype, int head_dim, unsigned 
                                 unsigned groups, const tess_decode_args *args) {
     static unsigned runs;
     const unsigned seed = runs++;
-#define RUN(T, number, codes, name, element, D, ROWS, MOST)                            \
-    if (dtype == (number) && kv_dtype == (codes) && head_dim == (D) && rows == (ROWS)) \
-        lockstep::run(groups, 32 * args->warps,                                        \
-                      TESS_DECODE_SHARED(D, ROWS, TESS_DECODE_WARPS * (MOST), element, \
-                                         args->warps, args->stages),                   \
+#define RUN(T, number, codes, name, element, D, ROWS, MOST, KEYS)                            \
+    if (dtype == (number) && kv_dtype == (codes) && head_dim == (D) && rows == (ROWS))       \
+        lockstep::run(groups, 32 * args->warps,                                              \
+                      TESS_DECODE_SHARED(D, ROWS, TESS_DECODE_WARPS * (MOST), KEYS, element, \
+                                         args->warps, args->stages),                         \
                       seed, [&] { tess_decode##ROWS##name##T##_##D(*args); });
 #define RUN_F16(...)       RUN(f16, 1, 0, _, 2, __VA_ARGS__)
 #define RUN_BF16(...)      RUN(bf16, 2, 0, _, 2, __VA_ARGS__)

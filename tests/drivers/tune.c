@@ -3,7 +3,9 @@
  * Tune tables and the kernels of the CUDA backend: its own table, a file that comes before it,
  * kernels that refuse, and results that stay right whatever is preferred.
  *
- *   driver_tune sm_90|sm_80|sm_89|sm_86
+ *   driver_tune sm_90|sm_80|sm_89|sm_86|sm_130
+ *
+ * On the last one, which is later than all code in the library, it looks at PTX alone.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +20,12 @@ static const char *named = ""; /* the kernel that the runtime is told to take */
 static char path[] = "/tmp/tessera-driver-tune-XXXXXX";
 
 /* Plans and runs one problem with a tune file of these rules (NULL: without a file), checks the
- * result, and writes the kernel that was taken. */
-static void run(const char *rules, const char *words, char kernel[64]) {
+ * result, and writes the kernel that was taken. Where planning is to fail nothing runs. */
+static void run_or_fail(const char *rules, const char *words, char kernel[64], tess_status wanted) {
     char line[256], error[256];
     tess_runtime_desc desc = {.struct_size = sizeof desc,
                               .log = test_log_keep,
-                              .verbose = "dispatch",
+                              .verbose = "dispatch,device",
                               .tune_file = "",
                               .kernel = named};
     const tess_device_desc open = {.struct_size = sizeof open, .id = "cuda:0"};
@@ -44,16 +46,24 @@ static void run(const char *rules, const char *words, char kernel[64]) {
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
     assert_ok(tess_runtime_create(&desc, &runtime));
     assert_ok(tess_device_open(runtime, &open, &device));
-    assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
-    snprintf(kernel, 64, "%s", x.info.kernel);
-    assert_ok(instance_run(&x, NULL));
-    assert_ok(instance_fetch(&x));
-    instance_check(&x, 0, &verdict);
-    if (!verdict.pass) fail_msg("%s: %s", line, verdict.what);
-    instance_release(&x);
+    const tess_status status =
+        instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON);
+    assert_int_equal(status, wanted);
+    if (status == TESS_OK) {
+        snprintf(kernel, 64, "%s", x.info.kernel);
+        assert_ok(instance_run(&x, NULL));
+        assert_ok(instance_fetch(&x));
+        instance_check(&x, 0, &verdict);
+        if (!verdict.pass) fail_msg("%s: %s", line, verdict.what);
+        instance_release(&x);
+    }
     problem_free(&p);
     tess_device_release(device);
     tess_runtime_release(runtime);
+}
+
+static void run(const char *rules, const char *words, char kernel[64]) {
+    run_or_fail(rules, words, kernel, TESS_OK);
 }
 
 /* The same, with the kernel that it has to take. */
@@ -155,14 +165,55 @@ static void test_refusals(void **state) {
     assert_null(strstr(test_logged, "is preferred by"));
 }
 
+/* The driver does not load code that is newer than it: the next row takes the problem. Who names
+ * the kernel learns the driver's error. */
+static void test_newer_code(void **state) {
+    (void)state;
+    static const char error[] =
+        "cuModuleLoadData: the code for sm_90a on sm_90 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "
+        "222)";
+    if (strcmp(arch, "sm_90") != 0) skip();
+    assert_int_equal(setenv("FAKE_DRIVER_REFUSES", "sm_90a", 1), 0);
+    runs(NULL, LONG_F16, "cuda/sm80");
+    assert_logged("CUDA_ERROR_UNSUPPORTED_PTX_VERSION");
+    named = "cuda/sm90";
+    char kernel[64];
+    run_or_fail(NULL, LONG_F16, kernel, TESS_ERROR_UNAVAILABLE);
+    assert_error_has(error);
+    named = "";
+    assert_int_equal(unsetenv("FAKE_DRIVER_REFUSES"), 0);
+}
+
+/* PTX is for devices later than all machine code. Where the driver is older than the best one's
+ * compiler, it takes the other, and without any the device's kernels are unavailable. */
+static void test_newer_ptx(void **state) {
+    (void)state;
+    char kernel[64];
+    assert_int_equal(unsetenv("FAKE_DRIVER_REFUSES"), 0);
+    runs(NULL, LONG_F16, "cuda/portable");
+    assert_logged("cuda: sm_130 runs code for compute_75");
+    assert_logged("cuda/sm80 refuses: ");
+    assert_int_equal(setenv("FAKE_DRIVER_REFUSES", "compute_75", 1), 0);
+    runs(NULL, LONG_F16, "cuda/portable");
+    assert_logged("cuda: sm_130 runs code for compute_70");
+    assert_int_equal(setenv("FAKE_DRIVER_REFUSES", "compute_", 1), 0);
+    run_or_fail(NULL, LONG_F16, kernel, TESS_ERROR_UNAVAILABLE);
+    assert_error_has("on sm_130 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)");
+    assert_int_equal(unsetenv("FAKE_DRIVER_REFUSES"), 0);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     arch = argv[1];
+    if (strcmp(arch, "sm_130") == 0) {
+        const struct CMUnitTest later[] = {TEST(test_newer_ptx)};
+        return cmocka_run_group_tests_name("a device later than all code", later, NULL, NULL);
+    }
     const int file = mkstemp(path);
     if (file < 0) return 1;
     close(file);
     const struct CMUnitTest tests[] = {TEST(test_own_table), TEST(test_yields), TEST(test_file),
-                                       TEST(test_refusals)};
+                                       TEST(test_refusals), TEST(test_newer_code)};
     const int failed =
         cmocka_run_group_tests_name("tune tables of a driver's backend", tests, NULL, NULL);
     unlink(path);

@@ -19,9 +19,10 @@
 # TESSERA_PROVE_REPEATS: how often a step repeats; half as many random batches and four times as
 # many random generations run (default 100).
 # TESSERA_PROVE_ONLY=gradients: the list and properties of gradients alone.
-# TESSERA_PROVE_DELAYS: the folder of a second build, configured with
-# TESSERA_CUDA_OPTIONS=-DTESS_DELAYS, in which warps of Hopper's kernels wait at random: part of the
-# list, and 100 runs of gradients with equal bits.
+# TESSERA_PROVE_DELAYS: the folder of a second build, of the preset `delays`, in which warps of
+# Hopper's kernels wait at random: part of the list, and 100 runs of gradients with equal bits. This
+# is how races of those kernels are looked for, whose arrivals racecheck does not understand.
+# TESSERA_PROVE_ONLY=delays: that alone, with BUILD as the second build (`./dev delays`).
 # TESSERA_PROVE_LIST: every N-th problem of gradients (default 1: all).
 # TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for
 # none).
@@ -126,6 +127,12 @@ gradients() {
 delayed() {
   [ -n "${TESSERA_PROVE_DELAYS:-}" ] || return 0
   own=$build
+  cache=$TESSERA_PROVE_DELAYS/CMakeCache.txt
+  if [ -e "$cache" ] && ! grep -q '^TESSERA_CUDA_OPTIONS.*TESS_DELAYS' "$cache"; then
+    echo "prove: $TESSERA_PROVE_DELAYS was built without -DTESS_DELAYS" >&2
+    failed=1
+    return 0
+  fi
   build=$TESSERA_PROVE_DELAYS
   conformance=$(program conformance)
   TESSERA_TEST_REPEATS=100 timeout -s KILL 300 "$(program properties)" --device cuda \
@@ -162,6 +169,11 @@ checked_gradients() {
 step_kernels='cuda/decode cuda/sm80'
 
 [ $# -gt 0 ] || set -- cuda opencl vulkan
+if [ "${TESSERA_PROVE_ONLY:-}" = delays ]; then
+  TESSERA_PROVE_DELAYS=$build
+  delayed
+  exit $failed
+fi
 if [ "${TESSERA_PROVE_ONLY:-}" = gradients ]; then
   for backend in "$@"; do gradients "$backend"; done
   case " $* " in *' cuda '*) delayed; checked_gradients ;; esac
@@ -187,7 +199,7 @@ for backend in "$@"; do
     TESSERA_TEST_REPEATS=$repeats "$own" "$backend" >"$work/log" 2>&1
     step "$backend: $name" "$work/log" $?
     case "$backend $name" in
-    'cuda append_wide' | 'cuda batches' | 'cuda generations') ;;
+    'cuda append_wide' | 'cuda batches' | 'cuda generations' | 'cuda shared') ;;
     *) continue ;;
     esac
     for kernel in $step_kernels; do
@@ -222,7 +234,7 @@ case " $* " in *' cuda '*)
     fi
     # racecheck does not see that a warp's reads come before an arrival by one of its lanes (after
     # __syncwarp), which is how the kernel for Hopper gives rings back. So it looks at problems that
-    # the portable kernels take alone.
+    # the portable kernels take alone, and delayed() at Hopper's.
     "$conformance" --masks "$work/masks" --list | grep -v 'dtype=\|mask=' |
       awk "NR % $every == 1" >"$work/lines"
     : >"$work/log"

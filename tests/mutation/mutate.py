@@ -13,8 +13,8 @@ OLD stands in FILE exactly once, however its lines are broken, and is replaced b
 NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of a build,
 which further arguments may follow, or `$ PROGRAM ARGUMENTS` with a program of the build folder.
 Everything happens in a copy of the tree with a build of its own: apply, build what TEST needs, run
-it up to its first failure, put the line back. A test that fails or does not end has caught the
-fault.
+it up to its first failure, put the line back. A test that fails, waits for ever or does not end in
+time has caught the fault.
 
 --check only looks whether every entry still applies exactly once. --shard takes the K-th of N
 parts, counted from 1, and --only the entries whose line matches. The exit status is 0 if every
@@ -28,16 +28,23 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FEWEST = 100
 SKIPPED = 77
+IDLE = 60  # seconds without any work after which a test counts as one that waits for ever
+SKIPPED_HERE = ("skipped", "its test does not run here")
+# Tests that are left out where a compiler is missing.
+OPTIONAL = {"cuda_waits"}
 # Libraries that a test finds by its environment, or in a folder that it is given, are no
 # dependencies of its program.
 STAND_INS = {"tests/drivers": ["tessera_pretended"],
+             "tests/drivers/drivers_lockstep": ["tessera_pretended_cuda_lockstep"],
              "tests/opencl/loader": ["tessera_failing_opencl"],
              "tests/opencl/nvidia": ["tessera_nvidia_opencl"],
+             "tests/unit/fixtures": ["tessera_fixtures"],
              "tests/vulkan/shim": ["vulkan_shim"]}
 
 Fault = collections.namedtuple("Fault", "number line file old new test")
@@ -93,6 +100,20 @@ def check(faults, wrong, root):
     return wrong
 
 
+def cpu_ticks(group):
+    """What the processes of a group have used of the CPUs."""
+    total = 0
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
+                words = file.read().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if name.isdigit() and int(words[2]) == group:
+            total += sum(int(w) for w in words[11:15])
+    return total
+
+
 class Copy:
     """A copy of the tree and its build."""
 
@@ -100,7 +121,8 @@ class Copy:
         self.tree = os.path.join(folder, "tree")
         self.build = os.path.join(folder, "build")
         self.log = os.path.join(folder, "log")
-        self.temporary = os.path.join(folder, "tmp")
+        # A short name, since messages with the names of files in it have a longest length.
+        self.temporary = os.path.join(tempfile.gettempdir(), f"mutate-{os.getpid()}")
         self.jobs = str(jobs)
         self.tests = {}
 
@@ -134,12 +156,19 @@ class Copy:
             log.flush()
             child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                      env=env, cwd=self.build, start_new_session=True)
-            try:
-                return child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, 9)
-                child.wait()
-                return None
+            if timeout is None:
+                return child.wait()
+            begin, used, since = time.monotonic(), -1, time.monotonic()
+            while time.monotonic() - begin < timeout and time.monotonic() - since < IDLE:
+                try:
+                    return child.wait(min(5, timeout))
+                except subprocess.TimeoutExpired:
+                    now = cpu_ticks(child.pid)
+                    if now != used:
+                        used, since = now, time.monotonic()
+            os.killpg(child.pid, 9)
+            child.wait()
+            return None
 
     def configure(self):
         os.makedirs(self.build, exist_ok=True)
@@ -198,7 +227,8 @@ class Copy:
             key, value = entry.split("=", 1)
             env[key] = value
             for part, names in STAND_INS.items():
-                if key == "LD_LIBRARY_PATH" and os.path.join(self.build, part) in value:
+                if (key in ("LD_LIBRARY_PATH", "TESSERA_TEST_PLUGINS")
+                        and os.path.join(self.build, part) in value):
                     targets.update(names)
                 elif (key in ("TESSERA_BACKEND_PATH", "LD_PRELOAD")
                       and value.startswith(self.build)):
@@ -206,6 +236,8 @@ class Copy:
         return command, env, sorted(targets)
 
     def make(self, targets):
+        if not targets:  # of a test that compiles by itself
+            return True
         command = ["cmake", "--build", self.build, "-j", self.jobs, "--target"]
         return self.call(command + targets) == 0
 
@@ -224,23 +256,29 @@ class Copy:
 def baseline(copy, faults):
     """Builds and runs every test of the list without a fault.
 
-    Returns how long each takes; None where it is skipped."""
-    times, failed = {}, []
+    Returns how long each takes, or the reason why it cannot catch anything."""
+    times, unknown = {}, []
     names = list(dict.fromkeys(f.test for f in faults))
     known = {name: copy.command(name) for name in names}
     for name in [n for n in names if known[n] is None]:
-        failed.append(f"there is no test {name}")
-    if not failed and not copy.make(sorted({t for k in known.values() for t in k[2]})):
-        failed.append(f"the copy does not build; see {copy.log}")
-    for name in names if not failed else []:
-        command, env, _ = known[name]
+        if name in OPTIONAL:
+            times[name] = SKIPPED_HERE
+        else:
+            unknown.append(f"there is no test {name}")
+    known = {name: known[name] for name in names if known[name]}
+    if unknown:
+        sys.exit("mutate: " + "\nmutate: ".join(unknown))
+    if not copy.make(sorted({t for k in known.values() for t in k[2]})):
+        sys.exit(f"mutate: the copy does not build; see {copy.log}")
+    for name, (command, env, _) in known.items():
         begin = time.monotonic()
         status = copy.test(command, env, 900)
-        times[name] = None if status == SKIPPED else time.monotonic() - begin
-        if status not in (0, SKIPPED):
-            failed.append(f"{name} fails without any fault; see {copy.log}")
-    if failed:
-        sys.exit("mutate: " + "\nmutate: ".join(failed))
+        times[name] = time.monotonic() - begin
+        if status == SKIPPED:
+            times[name] = SKIPPED_HERE
+        elif status != 0:
+            times[name] = ("test fails", "without any fault")
+            print(f"mutate: {name} fails without any fault; see {copy.log}", flush=True)
     return times
 
 
@@ -272,7 +310,8 @@ def report(faults, results):
     for fault in faults:
         key = "/".join(fault.file.split("/")[: 2 if fault.file.startswith("backends/") else 1])
         table.setdefault(key, collections.Counter())[results[fault][0]] += 1
-    kinds = ["caught", "SURVIVED", "does not apply", "does not build", "skipped"]
+    kinds = ["caught", "SURVIVED", "does not apply", "does not build", "test fails",
+             "skipped"]
     print(f"\n{'':20}" + "".join(f"{k:>16}" for k in kinds))
     for key, row in list(table.items()) + [("all", sum(table.values(), collections.Counter()))]:
         print(f"{key:20}" + "".join(f"{row[k]:16}" for k in kinds))
@@ -317,9 +356,8 @@ def main():
     results = {}
     for n, fault in enumerate(faults, 1):
         start = time.monotonic()
-        results[fault] = ("skipped", "its test does not run here")
-        if times[fault.test] is not None:
-            results[fault] = plant(copy, fault, times[fault.test])
+        usual = times[fault.test]
+        results[fault] = usual if isinstance(usual, tuple) else plant(copy, fault, usual)
         print(f"[{n}/{len(faults)}] {results[fault][0]:10} {time.monotonic() - start:5.1f} s  "
               f"{fault.file}: {fault.new.strip() or 'without ' + fault.old}", flush=True)
     bad = report(faults, results)

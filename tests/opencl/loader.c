@@ -132,8 +132,6 @@ PLAIN(clGetContextInfo, (cl_context a, cl_uint b, size_t c, void *d, size_t *e),
 PLAIN(clGetCommandQueueInfo, (cl_command_queue a, cl_uint b, size_t c, void *d, size_t *e),
       (a, b, c, d, e))
 PLAIN(clGetProgramInfo, (cl_program a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
-PLAIN(clGetProgramBuildInfo,
-      (cl_program a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
 PLAIN(clGetKernelWorkGroupInfo,
       (cl_kernel a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
 PLAIN(clWaitForEvents, (cl_uint a, const cl_event *b), (a, b))
@@ -227,6 +225,18 @@ cl_int clBuildProgram(cl_program a, cl_uint b, const cl_device_id *c, const char
     if (fails("clBuildProgram")) return control.code;
     const char *options = nvidia_options(a, d);
     return options ? real.clBuildProgram(a, b, c, options, e, f) : CL_BUILD_PROGRAM_FAILURE;
+}
+
+EXPORT cl_int clGetProgramBuildInfo(cl_program a, cl_device_id b, cl_uint c, size_t d, void *e,
+                                    size_t *f);
+cl_int clGetProgramBuildInfo(cl_program a, cl_device_id b, cl_uint c, size_t d, void *e,
+                             size_t *f) {
+    if (fails("clGetProgramBuildInfo")) return control.code;
+    const char *log = c == CL_PROGRAM_BUILD_LOG ? nvidia_log() : NULL;
+    if (!log) return real.clGetProgramBuildInfo(a, b, c, d, e, f);
+    if (f) *f = strlen(log) + 1;
+    if (e && d) snprintf(e, d, "%s", log);
+    return CL_SUCCESS;
 }
 
 EXPORT cl_kernel clCreateKernel(cl_program a, const char *b, cl_int *code);

@@ -135,6 +135,13 @@ const char *nvidia_source(const char *source, size_t size) {
     return NULL;
 }
 
+const char *nvidia_log(void) {
+    return strcmp(mode(), "refuses newer") != 0 || intel_mode()
+               ? NULL
+               : "ptxas application ptx input, line 9; fatal : Unsupported .version 7.0; current "
+                 "version is '6.4'\n";
+}
+
 const char *nvidia_options(cl_program program, const char *options) {
     static _Thread_local char own[MOST_OPTIONS];
     unsigned dtype = 0, dims = 0, lanes = 0, threads = 128;
@@ -151,7 +158,7 @@ const char *nvidia_options(cl_program program, const char *options) {
         INTEL_INSTANCES(CHOOSE_INTEL)
     }
     if (options && strstr(options, "TESS_HELD")) {
-        if (strcmp(mode(), "refuses") == 0) return NULL;
+        if (strstr(mode(), "refuses")) return NULL;
         if (sscanf(strstr(options, "TESS_DTYPE"), "TESS_DTYPE=%u -D TESS_DIMS=%uu", &dtype,
                    &dims) != 2)
             return NULL;

@@ -3,7 +3,8 @@
  * A device that passes for one of NVIDIA's: a real device with other answers, whose forward kernel
  * for tensor cores runs on the host, lanes in lockstep. The loader of the tests asks these before
  * and after it forwards a call. LOADER_NVIDIA in the environment says what the device is:
- * "8.0" and so on, or "refuses" for one of 8.0 whose compiler takes no PTX. With "unproved" behind
+ * "8.0" and so on, or "refuses" for one of 8.0 whose compiler takes no PTX, and "refuses newer" for
+ * one that takes PTX of earlier versions than the kernel's alone. With "unproved" behind
  * the number it is of another vendor, on whose devices the kernel has not run, and with "wrong" as
  * well its last workgroup does nothing. With LOADER_INTEL it passes for one of Intel's, and that is
  * the size of its smallest subgroups. What may follow is "refuses" or "wrong" as above, or the name
@@ -22,6 +23,8 @@ const char *nvidia_source(const char *source, size_t size);
 /* Takes note of the options of a program; those for the text above, NULL where the compiler is to
  * refuse it. */
 const char *nvidia_options(cl_program program, const char *options);
+/* What such a compiler has to say; NULL: the log of the real one. */
+const char *nvidia_log(void);
 void nvidia_buffer(cl_mem buffer, size_t size);
 void nvidia_release(const void *object);
 void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name);
@@ -43,6 +46,7 @@ static inline const char *nvidia_options(cl_program program, const char *options
     (void)program;
     return options;
 }
+static inline const char *nvidia_log(void) { return NULL; }
 static inline void nvidia_buffer(cl_mem buffer, size_t size) { (void)buffer, (void)size; }
 static inline void nvidia_release(const void *object) { (void)object; }
 static inline void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name) {

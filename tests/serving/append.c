@@ -118,7 +118,7 @@ static void grow(cache *c, int64_t step, int64_t longest, const char *what) {
 
 /* Whether a kernel that the setting names may not take the shape's elements. */
 static int is_left_out(const cache_shape *shape) {
-    return shape->dtype == TESS_F32 && getenv("TESSERA_KERNEL") != NULL;
+    return shape->dtype == TESS_F32 && test_kernel_is_named();
 }
 
 static void for_each_shape(void **state, void (*test)(cache *c)) {

@@ -45,7 +45,7 @@ static int repeats_of(const test_target *target, int elsewhere, int of_software)
  * are left to them. */
 static int is_left_out(const test_target *target, const kv_problem *p, int n) {
     return (target->software && !test_full() && (n + target->turn) % 2) ||
-           (p->dtype == TESS_F32 && kv_kernel_is_named());
+           (p->dtype == TESS_F32 && test_kernel_is_named());
 }
 
 /* ------------------------------------------------------------------ every form */
@@ -278,7 +278,7 @@ static void test_merges(void **state) {
             p.kv_split = counts[n];
             p.rise = counts[n] < 64 ? 64 : 16;
             if (target->software && (n + steps + target->turn) % 2) continue;
-            if (p.dtype == TESS_F32 && kv_kernel_is_named()) continue;
+            if (p.dtype == TESS_F32 && test_kernel_is_named()) continue;
             merge(target, &p, counts[n], steps);
         }
 }

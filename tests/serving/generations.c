@@ -55,7 +55,7 @@ static void draw_pattern(uint64_t *random, kv_problem *p, int64_t keys) {
 static generation draw(uint64_t seed, const test_target *target) {
     uint64_t state = seed * 1234567 + 99, *random = &state;
     generation g = {.keys = 200, .batch = (int32_t)test_between(random, 1, MOST_BATCH)};
-    g.p.dtype = (uint32_t)test_between(random, kv_kernel_is_named() ? 1 : 0, 2);
+    g.p.dtype = (uint32_t)test_between(random, test_kernel_is_named() ? 1 : 0, 2);
     g.p.kv_dtype = (uint32_t)ONE_OF(0, 0, 0, TESS_F8E4M3, TESS_I8);
     g.p.head_dim = target->software ? 8 : (int32_t)ONE_OF(8, 16, 32, 64, 128);
     g.p.kv_heads = (int32_t)test_between(random, 1, 3);
@@ -74,6 +74,11 @@ static generation draw(uint64_t seed, const test_target *target) {
     g.form.head_major = (int)test_between(random, 0, 1);
     g.form.q_len = test_between(random, 0, 1) ? g.keys : g.p.max_chunk;
     g.form.spare = test_between(random, 0, 2);
+    if (test_between(random, 0, 2) == 0) { /* one rank of several that share the heads */
+        const int32_t ranks = (int32_t)test_between(random, 2, 8);
+        g.p.heads_total = ranks * g.p.heads;
+        g.p.head_first = (int32_t)test_between(random, 0, ranks - 1) * g.p.heads;
+    }
     return g;
 }
 

@@ -162,6 +162,8 @@ static void make_table(scene *s) {
     free(table);
 }
 
+static int n_created; /* scenes that a kernel took */
+
 /* False: the kernel refuses the plan. */
 static int create(scene *s, const test_target *target, const part_case *x, uint32_t ways,
                   uint64_t *random) {
@@ -185,12 +187,13 @@ static int create(scene *s, const test_target *target, const part_case *x, uint3
     d.kv_len = TOKENS;
     const tess_status status = tess_plan_create(target->device, s->layout, &d, &s->plan);
     /* a kernel that the setting names may not take the case */
-    if (status == TESS_ERROR_UNSUPPORTED && getenv("TESSERA_KERNEL")) {
+    if (status == TESS_ERROR_UNSUPPORTED && test_kernel_is_named()) {
         tess_layout_release(s->layout);
         problem_free(&s->p);
         return 0;
     }
     assert_ok(status);
+    n_created++;
     s->info.struct_size = sizeof s->info;
     assert_ok(tess_plan_query(s->plan, &s->info));
     s->n_storage = s->info.n_storage;
@@ -597,8 +600,61 @@ static void test_hostile(void **state) {
     }
 }
 
+/* In every other place a value from 0 to `most`, else any other. */
+static int32_t hostile_value(uint64_t *random, int32_t most) {
+    const int32_t ends[] = {INT32_MIN, INT32_MIN + 1, -1, most + 1, INT32_MAX - 1, INT32_MAX};
+    const int64_t n = test_between(random, 0, 13);
+    if (n < 6) return ends[n];
+    return (int32_t)(n < 7 ? test_between(random, INT32_MIN, INT32_MAX)
+                           : test_between(random, 0, most));
+}
+
+static int32_t nearest(int32_t x, int32_t most) { return x < 0 ? 0 : x > most ? most : x; }
+
+/* Random lengths and positions, most of them no legal ones: the bits of the nearest legal ones, and
+ * the number of those that were not. */
+static void test_random_hostile(void **state) {
+    const test_target *target = *state;
+    uint64_t random = 47;
+    scene s;
+    results right, wrong;
+    for (int n = 1; n < CASES; n++) {
+        if (target->software && !test_full() && n != 2) continue;
+        if (!create(&s, target, &cases[n], 2, &random)) continue;
+        const int32_t block = s.p.block, end = 2 * TOKENS;
+        for (int64_t at = 0; at < TOKENS; at += CHUNK) append(&s, at);
+        for (int round = 0; round < (target->software ? 2 : 8); round++) {
+            lengths given = last_rows(&s), legal = given;
+            uint32_t changed = 0;
+            for (uint32_t b = 0; b < s.n; b++) {
+                given.kv_lens[b] = hostile_value(&random, TOKENS);
+                given.kv_first[b] = hostile_value(&random, end);
+                given.q_first[b] = hostile_value(&random, end);
+                legal.kv_lens[b] = nearest(given.kv_lens[b], TOKENS);
+                legal.kv_first[b] =
+                    nearest(given.kv_first[b], end - legal.kv_lens[b]) / block * block;
+                legal.q_first[b] = nearest(given.q_first[b], end);
+                changed += (given.kv_lens[b] != legal.kv_lens[b]) +
+                           (given.kv_first[b] != legal.kv_first[b]) +
+                           (given.q_first[b] != legal.q_first[b]);
+            }
+            assert_int_equal(0, prepare(&s, &legal));
+            run(&s, s.plan, 1, s.work, &right);
+            assert_int_equal(changed, prepare(&s, &given));
+            run(&s, s.plan, 1, s.work, &wrong);
+            assert_true(same_bits(&s, &right, &wrong));
+            let_results_go(&s, &right);
+            let_results_go(&s, &wrong);
+        }
+        release(&s);
+    }
+}
+
 int main(int argc, char **argv) {
     static const serving_test all[] = {{"keys in parts", test_spread},
-                                       {"hostile positions", test_hostile}};
-    return serving_main(argc, argv, all, sizeof all / sizeof *all);
+                                       {"hostile positions", test_hostile},
+                                       {"random hostile positions", test_random_hostile}};
+    const int status = serving_main(argc, argv, all, sizeof all / sizeof *all);
+    if (status == 0 && n_created == 0) fprintf(stderr, "no case was taken\n");
+    return status ? status : n_created == 0;
 }

@@ -18,28 +18,24 @@ enum { MOST_DIM = 256 };
 const char *kv_line(const kv_cache *c, const char *more) {
     static char line[640];
     const kv_problem *p = c->p;
-    snprintf(
-        line, sizeof line,
-        "%s: kind=%u block=%d local=%d stride=%d dense_heads=%d left=%d sinks=%d heads=%d "
-        "kv_heads=%d head_dim=%d dtype=%u kv_dtype=%u flags=%u kv_split=%d max_chunk=%d page=%d "
-        "compact=%d steps=%d head_major=%d static=%d q_len=%d max_rows=%d far=%lld batch=%d "
-        "keys=%d [%s %u, %s %u]",
-        more, (unsigned)p->pattern.kind, p->pattern.block, p->pattern.local, p->pattern.stride,
-        p->pattern.dense_heads, (int)p->pattern.left, (int)p->pattern.sinks, p->heads, p->kv_heads,
-        p->head_dim, (unsigned)p->dtype, (unsigned)p->kv_dtype, (unsigned)p->flags, p->kv_split,
-        (int)p->max_chunk, c->form.page, c->form.compact, c->form.steps, c->form.head_major,
-        c->form.is_static, (int)c->form.q_len, (int)c->form.max_rows, (long long)c->form.far,
-        c->batch, (int)c->keys, c->info.kernel, c->info.tile_rows, c->info.few_kernel,
-        c->info.few_tile_rows);
+    snprintf(line, sizeof line,
+             "%s: kind=%u block=%d local=%d stride=%d dense_heads=%d left=%d sinks=%d heads=%d "
+             "kv_heads=%d head_first=%d heads_total=%d head_dim=%d dtype=%u kv_dtype=%u flags=%u "
+             "kv_split=%d max_chunk=%d page=%d "
+             "compact=%d steps=%d head_major=%d static=%d q_len=%d max_rows=%d far=%lld batch=%d "
+             "keys=%d [%s %u, %s %u]",
+             more, (unsigned)p->pattern.kind, p->pattern.block, p->pattern.local, p->pattern.stride,
+             p->pattern.dense_heads, (int)p->pattern.left, (int)p->pattern.sinks, p->heads,
+             p->kv_heads, p->head_first, p->heads_total, p->head_dim, (unsigned)p->dtype,
+             (unsigned)p->kv_dtype, (unsigned)p->flags, p->kv_split, (int)p->max_chunk,
+             c->form.page, c->form.compact, c->form.steps, c->form.head_major, c->form.is_static,
+             (int)c->form.q_len, (int)c->form.max_rows, (long long)c->form.far, c->batch,
+             (int)c->keys, c->info.kernel, c->info.tile_rows, c->info.few_kernel,
+             c->info.few_tile_rows);
     return line;
 }
 
 static int n_opened;
-
-int kv_kernel_is_named(void) {
-    const char *kernel = getenv("TESSERA_KERNEL");
-    return kernel && *kernel;
-}
 
 int kv_none_opened(void) {
     if (n_opened == 0) fprintf(stderr, "no problem was taken, so nothing was tested\n");
@@ -287,6 +283,8 @@ int kv_open(kv_cache *c, const test_target *target, const kv_problem *p, const k
     tess_runtime *runtime = test_runtime(0);
     tess_layout_desc d = test_layout_desc(&p->pattern, p->heads, p->kv_heads, p->max_tokens);
     d.max_chunk = p->max_chunk;
+    d.head_first = p->head_first;
+    d.heads_total = p->heads_total;
     memset(c, 0, sizeof *c);
     *c = (kv_cache){.device = target->device, .p = p, .form = *form, .batch = batch, .keys = keys};
     c->host_memory = target->host_memory;
@@ -316,7 +314,7 @@ int kv_open(kv_cache *c, const test_target *target, const kv_problem *p, const k
     }
     if (status != TESS_OK) {
         /* A kernel that is named may refuse pages, types and sizes. */
-        if (status != TESS_ERROR_UNSUPPORTED || !kv_kernel_is_named())
+        if (status != TESS_ERROR_UNSUPPORTED || !test_kernel_is_named())
             fail_msg("%s: %s", kv_line(c, "refused"), tess_last_error());
         free(c->lens);
         free(c->seeds);

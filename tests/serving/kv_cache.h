@@ -17,8 +17,9 @@ enum { KV_STORAGES = 4, KV_MOST_HEADS = 16 };
 typedef struct kv_problem {
     tess_pattern pattern;
     int32_t heads, kv_heads, head_dim;
-    uint32_t dtype, kv_dtype; /* kv_dtype 0: dtype */
-    uint32_t flags;           /* of plans, beside those that the form needs */
+    int32_t head_first, heads_total; /* of a rank; 0: it has all heads */
+    uint32_t dtype, kv_dtype;        /* kv_dtype 0: dtype */
+    uint32_t flags;                  /* of plans, beside those that the form needs */
     int32_t kv_split;
     int64_t max_tokens, max_chunk;
     int64_t rise; /* not 0: scores rise by 80 and fall again every so many tokens */
@@ -133,9 +134,6 @@ void kv_same_pools(const char *what, const kv_cache *a, const kv_cache *b);
 
 /* Guards of all buffers of the cache that stay from call to call. */
 void kv_check_guards(const kv_cache *c, const char *what);
-
-/* Whether TESSERA_KERNEL names the kernel of all plans, which may refuse problems. */
-int kv_kernel_is_named(void);
 
 /* 1, said on stderr, if kernels refused all problems so far. */
 int kv_none_opened(void);

@@ -11,7 +11,9 @@ function(tessera_fixture name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
   target_compile_definitions(${name} PRIVATE ${ARGN})
   target_link_libraries(${name} PRIVATE tessera_warnings)
+  add_dependencies(tessera_fixtures ${name})
 endfunction()
+add_custom_target(tessera_fixtures) # all of them, for mutate.py
 
 tessera_fixture(plugin_good)
 tessera_fixture(plugin_other PLUGIN_NAME="other-1")

@@ -547,10 +547,40 @@ static void test_failing_memory(void **state) {
     assert_true(failed > 8);
 }
 
+/* The tables of 131,072 tokens and 64 heads, columns included: 64 bytes a job, and 24 for each
+ * segment of a column after its first. What there is once in a plan, or once a class, is little
+ * beside these. */
+static void test_bytes(void **state) {
+    (void)state;
+    enum { TOKENS = 131072, MANY = 64, LITTLE = 65536 };
+    const tess_pattern all[] = {s2_pattern(64, 8, MANY, 0),
+                                s2_pattern(16, 8, 16, 0),
+                                {.struct_size = sizeof *all, .kind = TESS_PATTERN_DENSE}};
+    rig.kernel.tile_rows = rig.kernel.tile_keys = rig.kernel.strip_rows = 128;
+    rig.kernel.tile_step = rig.kernel.step_rows = 64;
+    for (int n = 0; n < 12; n++) {
+        rig.kernel.stages = n / 6 ? ONE_PASS : TWO_PASSES;
+        tess_layout *large = make_layout(runtime, &all[n / 2 % 3], MANY, n % 2 ? 8 : MANY, TOKENS);
+        tess_plan_desc d = plan_desc();
+        d.batch = 1;
+        d.q_len = d.kv_len = TOKENS;
+        tess_plan *made = make_plan(device, large, &d);
+        tess_plan_info info = {.struct_size = sizeof info};
+        assert_int_equal(TESS_OK, tess_plan_query(made, &info));
+        const tess_memory_plan *m = &made->memory;
+        assert_true(m->n_columns > 0 && m->n_segments >= m->n_columns);
+        assert_true(info.host_bytes + info.device_bytes <=
+                    64 * info.n_jobs + 24 * (m->n_segments - m->n_columns) + LITTLE);
+        tess_plan_release(made);
+        tess_layout_release(large);
+    }
+}
+
 int main(void) {
-    return RUN_TESTS_BETWEEN(
-        setup, run_teardown, TEST(test_refusals), TEST(test_positions), TEST(test_refusing_kernels),
-        TEST(test_kernels), TEST(test_key), TEST(test_turns), TEST(test_tables), TEST(test_nothing),
-        TEST(test_wanted), TEST(test_ranges), TEST(test_missing), TEST(test_strides),
-        TEST(test_overlaps), TEST(test_wide), TEST(test_forward), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_refusals), TEST(test_positions),
+                             TEST(test_refusing_kernels), TEST(test_kernels), TEST(test_key),
+                             TEST(test_turns), TEST(test_tables), TEST(test_nothing),
+                             TEST(test_wanted), TEST(test_ranges), TEST(test_missing),
+                             TEST(test_strides), TEST(test_overlaps), TEST(test_wide),
+                             TEST(test_forward), TEST(test_failing_memory), TEST(test_bytes));
 }

@@ -290,6 +290,63 @@ static void test_block_table(void **state) {
     run.block_table = run.workspace;
     run.workspace.offset = 64; /* a table of three words is before it */
     accepted();
+    /* The last row of O of the sequence in the middle. */
+    const int64_t q_lens[] = {2, 3, ROWS};
+    d.q_lens = q_lens;
+    run_replan(&d);
+    run.block_table = run.o.buffer;
+    run.block_table.offset = (uint64_t)(run.o.stride_batch + 2 * run.o.stride_token) * 4;
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "o");
+    assert_error_has("must not overlap block_table");
+    run.block_table.offset += (uint64_t)run.o.stride_token * 4;
+    accepted();
+}
+
+/* Where lengths differ, the workspace and the block table lie apart from every sequence, not only
+ * from the first and the longest. Between sequences they may lie. */
+static void test_middle_sequences(void **state) {
+    (void)state;
+    enum { ALL = 5, PAGE = 16 };
+    /* One sequence has neither rows nor keys, so that no box holds what all have in common. */
+    const int64_t q_lens[ALL] = {2, 3, 0, 4, 5}, kv_lens[ALL] = {3, 4, 0, 6, 7};
+    const int64_t cu_q[] = {0, 2, 5, 5, 9, 14}, cu_kv[] = {0, 3, 7, 12, 18, 25};
+    rig.kernel.scratch_bytes = 64;
+    for (int packed = 0; packed < 2; packed++) {
+        tess_plan_desc d = plan_desc();
+        d.batch = ALL;
+        if (packed) {
+            d.cu_q_lens = cu_q;
+            d.cu_kv_lens = cu_kv;
+        } else {
+            d.q_lens = q_lens;
+            d.kv_lens = kv_lens;
+        }
+        remake(&d);
+        assert_true(plan->memory.workspace_bytes == 64);
+        for (int n = TESS_ROLE_Q; n <= TESS_ROLE_O; n++) {
+            const bool keys = n == TESS_ROLE_K || n == TESS_ROLE_V;
+            for (int b = 0; b < ALL; b++) {
+                const int64_t from = packed ? (keys ? cu_kv : cu_q)[b] : 0,
+                              tokens = packed ? (keys ? cu_kv : cu_q)[b + 1] - from
+                                              : (keys ? kv_lens : q_lens)[b];
+                const int64_t at =
+                    packed ? from * tensor(n)->stride_token : b * tensor(n)->stride_batch;
+                run.workspace = tensor(n)->buffer;
+                run.workspace.offset = (uint64_t)at * 4;
+                /* Keys of a sequence without rows are not read. */
+                if (tokens > 0 && q_lens[b] > 0) {
+                    refused("workspace", names[n]);
+                    run.workspace = tensor(n)->buffer;
+                    run.workspace.offset =
+                        (uint64_t)(at + tokens * tensor(n)->stride_token) * 4 - 64;
+                    refused("workspace", names[n]);
+                } else if (!packed || tokens > 0) {
+                    accepted();
+                    fill();
+                }
+            }
+        }
+    }
 }
 
 /* Q, K, V and O as parts of one array, in every order that is in use. */
@@ -412,5 +469,6 @@ static void test_lengths(void **state) {
 int main(void) {
     return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_boxes), TEST(test_boxes_without_gaps),
                              TEST(test_limits), TEST(test_plain), TEST(test_block_table),
-                             TEST(test_objects), TEST(test_interleaved), TEST(test_lengths));
+                             TEST(test_middle_sequences), TEST(test_objects),
+                             TEST(test_interleaved), TEST(test_lengths));
 }

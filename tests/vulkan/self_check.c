@@ -13,7 +13,16 @@
 #include "problem.h"
 #include "shim_calls.h"
 
-enum { OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4, DISCRETE = 2, F32 = 1 };
+enum { DISCRETE = 2, F32 = 1 };
+enum { /* VkResult */
+       OUT_OF_HOST_MEMORY = -1,
+       OUT_OF_DEVICE_MEMORY = -2,
+       INITIALIZATION_FAILED = -3,
+       DEVICE_LOST = -4,
+       FEATURE_NOT_PRESENT = -8,
+       UNKNOWN = -13,
+       INVALID_SHADER_NV = -1000012000
+};
 enum { NVIDIA = 0x10de, NVIDIA_PROPRIETARY = 4, MESA_NVK = 24 };
 
 static const char line[] = "pattern=dense heads=1 q_len=40 head_dim=128 dtype=f16";
@@ -48,6 +57,7 @@ static int teardown(void **state) {
     shim.pretend_matrices(0, 0, 0, 0, NULL);
     shim.pretend_shared(0);
     shim.pretend_kernel(SHIM_NO_STAND_IN);
+    shim.pretend_refusal(0);
     if (shim.live(text, sizeof text)) fail_msg("left behind: %s", text);
     return rmdir(folder);
 }
@@ -176,25 +186,64 @@ static void test_way_round(void **state) {
     end(&x);
 }
 
-/* Where the driver does not compile the kernel, it is asked once for each type and not for each
- * plan; the next row takes them all. */
-static void test_compiled_once(void **state) {
+/* Where the driver does not compile the kernel, the next row takes the plans. It is not asked for
+ * each of them: once where its result speaks of the code, else twice. */
+static void test_refusals_stay(void **state) {
     (void)state;
+    static const struct {
+        int result, asked;
+        const char *name;
+    } refusals[] = {{INVALID_SHADER_NV, 1, "VK_ERROR_INVALID_SHADER_NV"},
+                    {FEATURE_NOT_PRESENT, 1, "VK_ERROR_FEATURE_NOT_PRESENT"},
+                    {INITIALIZATION_FAILED, 2, "VK_ERROR_INITIALIZATION_FAILED"},
+                    {UNKNOWN, 2, "VK_ERROR_UNKNOWN"},
+                    {-4711, 2, "VkResult"}};
+    enum { COUNT = sizeof refusals / sizeof *refusals };
     process x;
-    const long before = shim.kernel_modules();
     shim.pretend_kernel(SHIM_NO_STAND_IN);
-    for (int checks = 0; checks < 2; checks++) {
+    for (int n = 0; n < 2 * COUNT; n++) {
+        const int checks = n % 2;
+        const long before = shim.kernel_modules();
         shim.pretend_vendor(checks ? 0 : NVIDIA);
         shim.pretend_driver(checks ? 0 : NVIDIA_PROPRIETARY);
+        shim.pretend_refusal(refusals[n / 2].result);
         begin(&x, "", NULL);
-        for (int n = 0; n < 3; n++) {
+        for (int plans = 0; plans < 4; plans++) {
             char kernel[64];
             test_logged[0] = '\0';
             assert_ok(plan(&x, kernel));
             assert_string_equal(kernel, "vulkan/portable");
             assert_logged("the driver does not compile the kernel");
+            assert_logged(refusals[n / 2].name);
         }
-        assert_int_equal(shim.kernel_modules(), before + checks + 1);
+        assert_int_equal(shim.kernel_modules(), before + refusals[n / 2].asked);
+        end(&x);
+    }
+}
+
+/* A cause that passes does not keep the kernel out: a refusal that says little is tried again, and
+ * lack of memory fails the plan and is no refusal, however often. */
+static void test_refusals_pass(void **state) {
+    (void)state;
+    char kernel[64];
+    process x;
+    for (int checks = 0; checks < 2; checks++) {
+        shim.pretend_vendor(checks ? 0 : NVIDIA);
+        shim.pretend_driver(checks ? 0 : NVIDIA_PROPRIETARY);
+        begin(&x, "", NULL);
+        shim.pretend_kernel(SHIM_NO_STAND_IN);
+        for (int n = 0; n < 3; n++) {
+            shim.pretend_refusal(n % 2 ? OUT_OF_DEVICE_MEMORY : OUT_OF_HOST_MEMORY);
+            assert_int_equal(plan(&x, kernel), TESS_ERROR_OUT_OF_MEMORY);
+        }
+        shim.pretend_refusal(UNKNOWN);
+        assert_ok(plan(&x, kernel));
+        assert_string_equal(kernel, "vulkan/portable");
+        shim.pretend_kernel(SHIM_WORKS);
+        for (int n = 0; n < 2; n++) {
+            assert_ok(plan(&x, kernel));
+            assert_string_equal(kernel, "vulkan/coopmat");
+        }
         end(&x);
     }
 }
@@ -314,9 +363,9 @@ static void test_threads(void **state) {
 int main(void) {
     const int status = shim_find_device();
     if (status != 0) return status;
-    const struct CMUnitTest tests[] = {CASE(test_right),         CASE(test_wrong),
-                                       CASE(test_way_round),     CASE(test_threads),
-                                       CASE(test_compiled_once), CASE(test_out_of_memory),
-                                       CASE(test_lost),          CASE(test_host_memory)};
+    const struct CMUnitTest tests[] = {
+        CASE(test_right),         CASE(test_wrong),         CASE(test_way_round),
+        CASE(test_threads),       CASE(test_refusals_stay), CASE(test_refusals_pass),
+        CASE(test_out_of_memory), CASE(test_lost),          CASE(test_host_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

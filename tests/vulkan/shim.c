@@ -55,7 +55,8 @@ static uint32_t threads;                /* of a workgroup; 0: the truth */
 static vk_matrix_properties matrices;   /* the only size to pretend; m = 0: the truth */
 static char without[64];                /* ... but this extension or feature is missing */
 static int stand_in = SHIM_NO_STAND_IN; /* what the kernel on matrices is */
-static vk_handle stand_in_shader;       /* the latest one, and its pipelines */
+static vk_result refusal = TVK_ERROR_UNKNOWN; /* what gives the code of one that does not compile */
+static vk_handle stand_in_shader;             /* the latest one, and its pipelines */
 static vk_handle stand_in_pipelines[8];
 static atomic_long stand_in_runs;     /* dispatches of these */
 static atomic_long modules;           /* of the kernel on matrices */
@@ -88,6 +89,7 @@ void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned result, 
     snprintf(without, sizeof without, "%s", lacks ? lacks : "");
 }
 void shim_pretend_kernel(int which) { stand_in = which; }
+void shim_pretend_refusal(int result) { refusal = result ? result : TVK_ERROR_UNKNOWN; }
 long shim_kernel_runs(void) { return atomic_load(&stand_in_runs); }
 long shim_kernel_modules(void) { return atomic_load(&modules); }
 void shim_watch(int (*may)(void)) { may_submit = may; }
@@ -344,11 +346,13 @@ static vk_result make_stand_in(vk_device device, const void *allocator, vk_handl
 static vk_result shim_CreateShaderModule(vk_device device, const vk_shader_module_create_info *info,
                                          const void *allocator, vk_handle *out) {
     const int matrix = matrices.m && needs_matrices(info);
-    vk_result result = fails("CreateShaderModule") ? code : TVK_ERROR_UNKNOWN;
+    vk_result result = refusal;
     if (matrix) atomic_fetch_add(&modules, 1);
-    if (result == TVK_ERROR_UNKNOWN && matrix && stand_in != SHIM_NO_STAND_IN)
+    if (fails("CreateShaderModule"))
+        result = code;
+    else if (matrix && stand_in != SHIM_NO_STAND_IN)
         result = make_stand_in(device, allocator, out);
-    else if (result == TVK_ERROR_UNKNOWN && !matrix)
+    else if (!matrix)
         result = real.CreateShaderModule(device, info, allocator, out);
     if (result == TVK_SUCCESS)
         atomic_fetch_add(&live[SHADER], 1);

@@ -40,6 +40,7 @@ SHIM_API void shim_pretend_matrices(unsigned m, unsigned n, unsigned k, unsigned
  * products of 16 x 16 and a head_dim above 64, which may do its work or not. */
 enum { SHIM_NO_STAND_IN, SHIM_WORKS, SHIM_DOES_NOTHING, SHIM_LEAVES_JOBS_OUT };
 SHIM_API void shim_pretend_kernel(int which);
+SHIM_API void shim_pretend_refusal(int result);    /* what not compiling gives; 0: UNKNOWN */
 SHIM_API long shim_kernel_runs(void);              /* dispatches of it so far */
 SHIM_API long shim_kernel_modules(void);           /* and how often somebody gave its code */
 SHIM_API void shim_pretend_shared(unsigned bytes); /* of a workgroup at most; 0: the truth */

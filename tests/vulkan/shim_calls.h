@@ -27,6 +27,7 @@
     X(pretend_matrices, void,                                                     \
       (unsigned m, unsigned n, unsigned k, unsigned result, const char *without)) \
     X(pretend_kernel, void, (int which))                                          \
+    X(pretend_refusal, void, (int result))                                        \
     X(kernel_runs, long, (void))                                                  \
     X(kernel_modules, long, (void))                                               \
     X(watch, void, (int (*may)(void)))                                            \

@@ -2,7 +2,7 @@
 /* Where both forward kernels store the result of a job, which is found only at its end, to hold
  * fewer values throughout. */
 
-const uint partial = TESS_WORD(job + TESS_WORD_JOB_PARTIAL);
+const uint partial = TESS_PARTIAL_OF_JOB;
 const tess_offset o_base = TESS_FIRST(o, tile, q_start, tile.head);
 const tess_offset lse_base = TESS_FIRST(lse, tile, q_start, tile.head);
 const tess_offset partial_base = args.partials_at + TESS_OFFSET(partial) *

@@ -62,6 +62,11 @@
                           ? TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_SINKS)) \
                           : TESS_INT_MAX
 
+/* The job's partial, or TESS_NO_PARTIAL. A kernel that has registers left reads it early. */
+#ifndef TESS_PARTIAL_OF_JOB
+#define TESS_PARTIAL_OF_JOB TESS_WORD(job + TESS_WORD_JOB_PARTIAL)
+#endif
+
 /* Row n of a group of 4, whose values in vectors of rows are the component c. */
 #define TESS_EACH_ROW(action) action(0u, x) action(1u, y) action(2u, z) action(3u, w)
 

@@ -31,8 +31,22 @@ INLINE int32_t direct_most(const tess_launch *l) {
 #define DIRECT_SPAN 2
 #endif
 
-/* Rows of a job, including rows of zeros that complete its groups. */
-INLINE int32_t direct_lanes(const task *t) { return round_up(t->rows, DIRECT_ROWS); }
+/*
+ * Rows that the products of the group from row `first` on are compiled for. Rows of zeros complete
+ * three. The last one or two rows of floats have products of their own, which take less than those
+ * of four; other types would gain less.
+ */
+INLINE int direct_group(const task *t, int32_t first) {
+    const int32_t left = t->rows - first;
+    if (TILES || left > 2) return DIRECT_ROWS;
+    return t->launch->kv_dtype == TESS_F32 || t->rows == 1 ? (int)left : DIRECT_ROWS;
+}
+
+/* Rows of a job, including those of zeros. */
+INLINE int32_t direct_lanes(const task *t) {
+    const int32_t last = (t->rows - 1) / DIRECT_ROWS * DIRECT_ROWS;
+    return last + direct_group(t, last);
+}
 
 /* Stands for V of a key that is not there. */
 static const uint16_t no_value[256];
@@ -165,17 +179,29 @@ static void direct_advance(task *t) {
     t->turn ^= 1;
 }
 
-/* Runs the current chunks of all tasks that have one, for a fixed number of rows and one storage
- * type. Tasks take turns every few keys, because their rows mostly lie side by side. */
+/* Calls a product for a group: with `rows` rows, or if that is 0, with those that it has. */
+#define DIRECT_GROUP(product, rows, t, first, ...)                   \
+    do {                                                             \
+        switch ((rows) ? (rows) : direct_group(t, first)) {          \
+        case 1: product(t, __VA_ARGS__, first, 1); break;            \
+        case 2: product(t, __VA_ARGS__, first, 2); break;            \
+        default: product(t, __VA_ARGS__, first, DIRECT_ROWS); break; \
+        }                                                            \
+    } while (0)
+
+/* Runs the current chunks of all tasks that have one, for one storage type and number of rows in
+ * each group, or any number. Tasks take turns every few keys, because their rows mostly lie side by
+ * side. */
 INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int rows) {
     const int32_t n_ready = turns->n_ready, keys = round_up(turns->keys, TURN_KEYS);
-    const int32_t at_once = direct_keys(dtype), lanes = rows > 1 ? direct_lanes(turns->task[0]) : 1;
+    const int32_t at_once = direct_keys(dtype),
+                  lanes = rows == 1 ? 1 : direct_lanes(turns->task[0]);
     for (int32_t key = 0; key < keys; key += at_once)
         for (int32_t n = 0; n < n_ready; n++) {
             const task *t = turns->ready[n];
             if (key >= round_up(t->chunk->keys, TURN_KEYS)) continue;
             for (int32_t first = 0; first < lanes; first += TILES ? lanes : DIRECT_ROWS)
-                direct_scores(t, dtype, key, first, rows);
+                DIRECT_GROUP(direct_scores, rows, t, first, dtype, key);
         }
 #if TILES
     direct_scores_end(turns, dtype);
@@ -191,46 +217,42 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
             const task *t = turns->ready[n];
             const int32_t left = t->chunk->keys - key;
             for (int32_t first = 0; first < lanes && left > 0; first += TILES ? lanes : DIRECT_ROWS)
-                direct_values(t, dtype, key, left < unit ? left : unit, first, rows);
+                DIRECT_GROUP(direct_values, rows, t, first, dtype, key, left < unit ? left : unit);
         }
 }
 
-/* Selects the instance for a type of K and V. Rows of zeros complete the number of rows that it is
- * compiled for. */
-#define DIRECT_CHUNKS(dtype) \
-    !TILES &&one ? direct_chunks(turns, dtype, 1) : direct_chunks(turns, dtype, DIRECT_ROWS)
-static __attribute__((noinline)) void direct_bf16(direct_turns *turns, int one) {
-    DIRECT_CHUNKS(TESS_BF16);
-}
+/* The instances for a type of K and V. */
+#define DIRECT_TYPE(name, dtype)                                               \
+    static __attribute__((noinline)) void direct_##name(direct_turns *turns) { \
+        const int32_t lanes = direct_lanes(turns->task[0]);                    \
+        if (!TILES && lanes == 1)                                              \
+            direct_chunks(turns, dtype, 1);                                    \
+        else if ((dtype) != TESS_F32 || lanes % DIRECT_ROWS == 0)              \
+            direct_chunks(turns, dtype, DIRECT_ROWS);                          \
+        else                                                                   \
+            direct_chunks(turns, dtype, 0);                                    \
+    }
+DIRECT_TYPE(bf16, TESS_BF16)
 #if !PAIRS
-static __attribute__((noinline)) void direct_f32(direct_turns *turns, int one) {
-    DIRECT_CHUNKS(TESS_F32);
-}
-static __attribute__((noinline)) void direct_f16(direct_turns *turns, int one) {
-    DIRECT_CHUNKS(TESS_F16);
-}
+DIRECT_TYPE(f32, TESS_F32)
+DIRECT_TYPE(f16, TESS_F16)
 #endif
 #if !PAIRS || DIRECT_PAIRS
-static __attribute__((noinline)) void direct_e4m3(direct_turns *turns, int one) {
-    DIRECT_CHUNKS(TESS_F8E4M3);
-}
-static __attribute__((noinline)) void direct_i8(direct_turns *turns, int one) {
-    DIRECT_CHUNKS(TESS_I8);
-}
+DIRECT_TYPE(e4m3, TESS_F8E4M3)
+DIRECT_TYPE(i8, TESS_I8)
 #endif
 
 static void direct_step(direct_turns *turns) {
-    const int one = turns->task[0]->rows == 1;
     switch (turns->task[0]->launch->kv_dtype) {
 #if !PAIRS
-    case TESS_F32: direct_f32(turns, one); break;
-    case TESS_F16: direct_f16(turns, one); break;
+    case TESS_F32: direct_f32(turns); break;
+    case TESS_F16: direct_f16(turns); break;
 #endif
 #if !PAIRS || DIRECT_PAIRS
-    case TESS_F8E4M3: direct_e4m3(turns, one); break;
-    case TESS_I8: direct_i8(turns, one); break;
+    case TESS_F8E4M3: direct_e4m3(turns); break;
+    case TESS_I8: direct_i8(turns); break;
 #endif
-    default: direct_bf16(turns, one); break;
+    default: direct_bf16(turns); break;
     }
 }
 

@@ -245,8 +245,8 @@ static void direct_queries(const task *t) {
     const int32_t lanes = direct_lanes(t);
     memset(t->m.q, 0, (size_t)lanes * t->m.o_elements * sizeof(float));
     for (int32_t r = 0; r < t->rows; r++) direct_query(t, r);
-    if (direct_rotated(t->launch->kv_dtype, t->rows == 1 ? 1 : DIRECT_ROWS))
-        for (int32_t first = 0; first < lanes; first += DIRECT_ROWS) direct_rotate(t, first);
+    for (int32_t first = 0; first < lanes; first += DIRECT_ROWS)
+        if (direct_rotated(t->launch->kv_dtype, direct_group(t, first))) direct_rotate(t, first);
 }
 
 /* Adds the products of a step from element d on, of some keys and of a group's rows. */

@@ -4,24 +4,25 @@
  * the speed of reading K and V once.
  *
  * A thread block takes a job of up to 16 or 32 rows: the query heads of one kv head, and the rows
- * of each. Its warps divide the keys. In each stage a warp has 16 keys of its own, or 32 if they
- * are 8-bit codes. It copies them by cp.async into its own shared memory, several stages ahead, and
- * keeps row_max, row_sum and O of all rows over its keys. So no warp waits for another until the
- * epilogue, which combines the warps' results in a fixed order.
+ * of each. Its warps divide the keys. In each stage a warp has 16 or 32 keys of its own. It copies
+ * them by cp.async into its own shared memory, one stage or several ahead, and keeps row_max,
+ * row_sum and O of all rows over its keys. So no warp waits for another until the epilogue, which
+ * combines the warps' results in a fixed order.
  *
  * K and V of a stage are two cp.async groups: S = Q K^T begins as soon as K has arrived, and the
  * place of K is filled again while V may still be on its way.
  */
-#include "codes.cuh"
 #include "decode_args.h"
+#include "decode_codes.cuh"
 #include "decode_merge.cuh"
+#include "decode_stretch.cuh"
 #include "fragments.cuh"
 #include "key_places.cuh"
 #include "sm80_keys.cuh"
 
 namespace tess {
 
-enum { STAGES = TESS_DECODE_STAGES, RUN = TESS_DECODE_RUN };
+enum { RUN = TESS_DECODE_RUN };
 
 /* What codes need in shared memory. */
 template <bool CODED, int ROWS> struct coded_memory {};
@@ -48,11 +49,12 @@ struct alignas(128) shared_memory : coded_memory<CODED, ROWS> {
     float row_total[ROWS];                            /* row_sum of all keys */
     job_words job;
     key_list list;
+    key_stretch stretch;
     key_places places;
 };
 
 /* The mainloop of a warp for one job: a thread's state and its steps. */
-template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop {
+template <typename T, typename KV, int D, int TILES, int WARPS, int KEYS> struct mainloop {
     static constexpr bool CODED = codes<KV>::CODED;
     typedef typename operand<CODED, T>::type M;
     /* of Q, and of K and V, where two codes are as large as one element */
@@ -65,14 +67,14 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         GROUP = place::GROUP,
         Q_UNITS = q_place::UNITS,
         Q_ROW = q_place::ROW,
-        KEYS = TESS_DECODE_KEYS(CODED ? 1 : 2), /* of a stage */
         RUNS = KEYS / RUN,
-        PASS = 32 / GROUP,              /* rows that the warp copies at a time */
-        HALF = KEYS * ROW,              /* bytes of K or V of a stage */
-        X = D / 16,                     /* steps of 16 elements */
-        O = D / 8,                      /* fragments of O: 8 elements each */
-        HELD = TILES * D <= 128,        /* Q stays in registers */
-        INTEGERS = codes<KV>::INTEGERS, /* S is computed in integers */
+        STAGES = TESS_DECODE_STAGES(CODED ? 1 : 2, KEYS), /* at most */
+        PASS = 32 / GROUP,                                /* rows that the warp copies at a time */
+        HALF = KEYS * ROW,                                /* bytes of K or V of a stage */
+        X = D / 16,                                       /* steps of 16 elements */
+        O = D / 8,                                        /* fragments of O: 8 elements each */
+        HELD = TILES * D <= 128 && STAGES > 1,            /* Q stays in registers */
+        INTEGERS = codes<KV>::INTEGERS,                   /* S is computed in integers */
         /* rows of Q are relative to a power of two */
         Q_UNIT = CODED && (INTEGERS || !same<T, M>::value),
     };
@@ -110,6 +112,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     /* The tile's row that s[t][n] and o[t][n] hold at 2 * r and 2 * r + 1. */
     __device__ __forceinline__ int row_of(int t, int r) const { return t * 16 + r * 8 + lane / 4; }
 
+    __device__ __forceinline__ int32_t ahead() const { return STAGES == 1 ? 1 : a->stages; }
+
     /* ---------------------------------------------------------------- copies */
 
     /* This lane's run, and the first row of it that the lane copies. */
@@ -118,16 +122,24 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return RUNS == 1 ? lane / GROUP : lane % RUN / GROUP;
     }
 
+    /* The place in the list of the warp's first key of a stage. */
+    __device__ __forceinline__ uint32_t first_key(int32_t stage) const {
+        return ((uint32_t)stage * a->warps + warp) * KEYS;
+    }
+
     /* IN_PLACE: K and V have neither pages nor slots. */
     template <bool IN_PLACE = false>
     __device__ __forceinline__ upcoming find_keys(int stage) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
-        const uint32_t first = ((uint32_t)stage * a->warps + warp) * KEYS;
+        const uint32_t first = first_key(stage);
         upcoming u = {};
         u.follow = first >= m->list.first_following;
-        u.x = m->list.find(first + (u.follow ? own_run() * RUN : lane % KEYS),
-                           tables + a->common.entries_at, tables + a->common.bits_at,
-                           stage < m->list.masked_stages);
+        if (m->stretch.has(first))
+            u.x = {m->stretch.token_of(first + own_run() * RUN), ~0u};
+        else
+            u.x = m->list.find(first + (u.follow ? own_run() * RUN : lane % KEYS),
+                               tables + a->common.entries_at, tables + a->common.bits_at,
+                               stage < m->list.masked_stages);
         if (u.follow) {
             const key_place at = m->places.template find<IN_PLACE>(u.x.token);
             u.follow = RUNS == 1 ? at.there : !__any_sync(~0u, !at.there);
@@ -146,10 +158,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         const key_place at = m->places.template find<IN_PLACE>(u.x.token);
         if (at.there) {
             u.row = m->places.template row<IN_PLACE>(at, 0, RUNS == 1 ? lane / RUN : 0);
-            if constexpr (CODED) {
-                u.v = m->places.row(at, 0, 1);
-                find_scales(u, at, 0);
-            }
+            if (RUNS > 1) u.v = m->places.template row<IN_PLACE>(at, 0, 1);
+            if constexpr (CODED) find_scales(u, at, 0);
         } else {
             u.x.token = NO_TOKEN;
         }
@@ -186,11 +196,15 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return read_unit(row + unit * 8, false);
     }
 
-    /* Copies runs of rows. `from` is the first that this lane copies. */
+    /* Where this lane's first row of a tensor's stage goes, from the stage's start. */
+    __device__ __forceinline__ uint32_t own_place() const {
+        return place::place(own_run() * RUN + own_row(), lane % GROUP);
+    }
+
+    /* Copies runs of rows. `from` is the first that this lane copies, and `to` its place. */
     __device__ __forceinline__ void copy_runs(uint32_t to, const uint16_t *from, int64_t token,
                                               uint64_t policy) const {
         const int unit = lane % GROUP, units = row_units();
-        to += place::place(own_run() * RUN + own_row(), unit);
 #pragma unroll
         for (int n = 0; n < RUN; n += PASS / RUNS) {
 #pragma unroll
@@ -207,7 +221,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                                               uint64_t policy) const {
         const int unit = lane % GROUP, units = row_units();
         if (a->wide & 2) {
-#pragma unroll
+#pragma unroll(STAGES == 1 ? 1 : KEYS)
             for (int n = 0; n < KEYS; n += PASS) {
                 const int r = n + lane / GROUP;
                 const uint16_t *from = row_of_lane(row, first + r);
@@ -244,11 +258,11 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             copy_rows(to, row, RUNS == 1 ? tensor * RUN : 0,
                       u.again ? cache_usual() : cache_evict_first());
         else if (!CODED)
-            copy_runs(to, row, token, u.again ? cache_usual() : cache_evict_first());
+            copy_runs(to + own_place(), row, token, u.again ? cache_usual() : cache_evict_first());
         else if (u.again)
-            copy_runs(to, row, token, cache_usual());
+            copy_runs(to + own_place(), row, token, cache_usual());
         else
-            copy_runs(to, row, token, cache_evict_first());
+            copy_runs(to + own_place(), row, token, cache_evict_first());
     }
     __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
         copy(k_at(slot), u, 0);
@@ -287,7 +301,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     /* Waits for the oldest cp.async group. Later ones may stay in flight: two for each stage, and
      * MORE. */
     template <int MORE, int N = STAGES> __device__ __forceinline__ void wait_oldest() const {
-        if (N == 1 || (int)a->stages == N)
+        if (N == 1 || ahead() == N)
             cp_async_wait_but<2 * N - 1 + MORE>();
         else
             wait_oldest<MORE, (N > 1 ? N - 1 : 1)>();
@@ -384,18 +398,20 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         const uint32_t k = k_at(slot) + place::own_keys(lane);
         clear(s);
 #pragma unroll
-        for (int x = 0; x < X; x++) {
-            uint32_t words[4];
-            ldmatrix(words, place::step(k, x));
+        for (int x = 0; x < X; x++)
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                uint32_t rows[4];
-                if (!HELD) load_q(rows, t, x);
-                const uint32_t(&operand)[4] = HELD ? q[t][x] : rows;
-                mma<T>(s[t][0], operand, words[0], words[1]);
-                mma<T>(s[t][1], operand, words[2], words[3]);
+            for (int run = 0; run < RUNS; run++) {
+                uint32_t words[4];
+                ldmatrix(words, place::step(k, x) + run * RUN * ROW);
+#pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    uint32_t rows[4];
+                    if (!HELD) load_q(rows, t, x);
+                    const uint32_t(&operand)[4] = HELD ? q[t][x] : rows;
+                    mma<T>(s[t][2 * run], operand, words[0], words[1]);
+                    mma<T>(s[t][2 * run + 1], operand, words[2], words[3]);
+                }
             }
-        }
         if (a->common.scale < 0) negate(s);
     }
 
@@ -456,16 +472,17 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     /* O += P V */
     __device__ __forceinline__ void values(int slot) {
         const uint32_t v = v_at(slot) + place::own_rows(lane);
-        uint32_t p[TILES][4];
-        if constexpr (CODED) {
 #pragma unroll
-            for (int run = 0; run < RUNS; run++) {
-                load_p(p, run);
+        for (int run = 0; run < RUNS; run++) {
+            uint32_t p[TILES][4];
+            load_p(p, run);
+            if constexpr (CODED)
                 coded_values(v + run * RUN * ROW, p);
-            }
-            return;
+            else
+                float_values(v + run * RUN * ROW, p);
         }
-        load_p(p, 0);
+    }
+    __device__ __forceinline__ void float_values(uint32_t v, const uint32_t (&p)[TILES][4]) {
 #pragma unroll
         for (int y = 0; y < O; y += 2) {
             uint32_t elements[4];
@@ -480,97 +497,12 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 
     /* ---------------------------------------------------------------- mainloop */
 
-    /* Rearranges and converts Q to match codes. Eight threads take a row. */
-    __device__ __forceinline__ void arrange_q() const {
-        enum { PARTS = 8, STEP = INTEGERS ? 2 : 1 };
-#pragma unroll 1
-        for (int n = threadIdx.x; n < 16 * TILES * PARTS; n += blockDim.x) {
-            const int r = n / PARTS;
-            const float factor = Q_UNIT ? q_factor(r, n % PARTS, PARTS) : 1.0f;
-#pragma unroll 1
-            for (int x = n % PARTS * STEP; x < X; x += PARTS * STEP)
-                if (INTEGERS)
-                    split_q(r, x, factor);
-                else
-                    narrow_q(r, x, factor);
-        }
-    }
-
-    /* Of four lanes, the n-th gets a word of codes with elements 4 n to 4 n + 3 of a key: put the
-     * same elements of Q where that lane loads them. bf16 becomes f16, which has enough bits for
-     * all elements that count beside the row's largest. */
-    __device__ __forceinline__ void narrow_q(int r, int x, float factor) const {
-        const uint32_t first = q_at + q_place::place(r, 2 * x),
-                       second = q_at + q_place::place(r, 2 * x + 1);
-        const uint4 low = load_shared_unit(first), high = load_shared_unit(second);
-        store_unit(first, make_uint4(narrowed(low.x, factor), narrowed(low.z, factor),
-                                     narrowed(high.x, factor), narrowed(high.z, factor)));
-        store_unit(second, make_uint4(narrowed(low.y, factor), narrowed(low.w, factor),
-                                      narrowed(high.y, factor), narrowed(high.w, factor)));
-    }
-    static __device__ __forceinline__ uint32_t narrowed(uint32_t word, float factor) {
-        if (!Q_UNIT) return word;
-        return pack<M>(unpack<T>(word, 0) * factor, unpack<T>(word, 1) * factor);
-    }
-
-    /* Turns 32 elements into 16-bit integers: first their high bytes, which have the sign, and then
-     * their low bytes. */
-    __device__ __forceinline__ void split_q(int r, int x, float factor) const {
-        uint32_t bytes[2][8];
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const uint4 unit = load_shared_unit(q_at + q_place::place(r, 2 * x + n));
-            const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t v[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    v[e] =
-                        (uint32_t)__float2int_rn(unpack<T>(words[2 * i + e / 2], e % 2) * factor);
-                const uint32_t first = pick_bytes(v[0], v[1], 0x5140),
-                               second = pick_bytes(v[2], v[3], 0x5140);
-                bytes[0][2 * n + i] = pick_bytes(first, second, 0x7632);
-                bytes[1][2 * n + i] = pick_bytes(first, second, 0x5410);
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const uint32_t(&four)[8] = bytes[n / 2];
-            store_unit(q_at + q_place::place(r, 2 * x + n),
-                       make_uint4(four[n % 2 * 4], four[n % 2 * 4 + 1], four[n % 2 * 4 + 2],
-                                  four[n % 2 * 4 + 3]));
-        }
-    }
-
-    /* What a row of Q is multiplied by: a power of two. */
-    __device__ __forceinline__ float q_factor(int r, int part, int parts) const {
-        enum { LARGEST = 127 + 14, INFINITE = 0x7f800000 };
-        uint32_t most = 0;
-#pragma unroll 1
-        for (int unit = part; unit < Q_UNITS; unit += parts) {
-            const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
-            const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                most = max(most, __float_as_uint(fabsf(unpack<T>(words[i / 2], i % 2))));
-        }
-#pragma unroll
-        for (int x = 1; x < parts; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
-        const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
-        /* integers have no infinity and no NaN, so the unit becomes NaN */
-        if (part == 0)
-            m->q_unit[r] = INTEGERS && most >= INFINITE ? __uint_as_float(0x7fffffff)
-                                                        : power_of_two(254 - field);
-        return power_of_two(field);
-    }
-
     /* Q is the cp.async group before the first K. */
     __device__ __forceinline__ void await_q() {
         wait_oldest<1>();
         __syncthreads();
         if constexpr (CODED) {
-            arrange_q();
+            coded_q<T, D, 16 * TILES, INTEGERS, Q_UNIT>{q_at, m->q_unit}.arrange();
             __syncthreads();
         }
         if constexpr (Q_UNIT)
@@ -585,11 +517,51 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         }
     }
 
+    /* Iterations in which the stage that is copied lies in the stretch, from i on, where the stage
+     * ahead of it needs no mask. They end where a page does not exist. No other job reads these
+     * keys. */
+    __device__ __forceinline__ void run_stretch(int32_t &i) {
+        const int64_t k_token = m->places.token[0], v_token = m->places.token[1];
+        const bool in_place = !m->places.table && !m->places.slots;
+        const int64_t first = m->places.start + own_row();
+        const uint16_t *const k_first = m->places.first[0] + first * k_token + lane % GROUP * 8,
+                              *const v_first =
+                                  m->places.first[1] + first * v_token + lane % GROUP * 8;
+#pragma unroll 1
+        for (;; i++) {
+            const uint32_t n = first_key(i + 1);
+            if (!m->stretch.has(n)) return;
+            const int32_t t = m->stretch.token_of(n + own_run() * RUN);
+            const uint16_t *k = k_first + t * k_token, *v = v_first + t * v_token;
+            if (!in_place) {
+                const key_place at = m->places.find(t);
+                if (__any_sync(~0u, !at.there)) return;
+                k = m->places.row(at, own_row(), 0) + lane % GROUP * 8;
+                v = m->places.row(at, own_row(), 1) + lane % GROUP * 8;
+            }
+            float factor[TILES][2];
+            wait_oldest<0>();
+            __syncwarp();
+            scores(0);
+            __syncwarp();
+            copy_runs(k_at(0) + own_place(), k, k_token, cache_evict_first());
+            cp_async_commit();
+            state.exponentiate(s, factor, a->scale_log2);
+            rescale(o, factor);
+            wait_oldest<0>();
+            __syncwarp();
+            values(0);
+            __syncwarp();
+            copy_runs(v_at(0) + own_place(), v, v_token, cache_evict_first());
+            cp_async_commit();
+        }
+    }
+
     /* The first iterations only copy. A prologue of their own would be more code, and a job is so
      * short that fetching its instructions counts. */
     __device__ __forceinline__ void run() {
         /* the shuffle tells the compiler that the value is uniform across the warp */
-        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
+        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = this->ahead();
         complete = 0;
         state.reset();
         if constexpr (CODED) coded.units.reset();
@@ -597,22 +569,24 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         /* The first keys are found before the wait, unless earlier kernels may still write where
          * they lie. That is off the path from one kernel's end to the next one's first bytes. */
         const bool early = !CODED && stages > 0 && !m->places.table && !m->places.slots;
-        upcoming first = {};
-        if (early) first = find_keys<true>(0);
+        upcoming next = {};
+        if (early) next = find_keys<true>(0);
         grid_dependency_wait();
         grid_dependents_launch();
         if (stages > 0) copy_q();
         cp_async_commit();
         int slot = 0;
+        bool found = early;
 #pragma unroll 1
         for (int32_t i = -ahead; i < stages; i++) {
+            if (!found) {
+                if constexpr (STAGES == 1 && !CODED)
+                    if (i > 0 && complete && m->stretch.end <= own_below) run_stretch(i);
+                next = {};
+                if (!CODED && i + ahead < stages) next = find_keys(i + ahead);
+            }
+            found = false;
             const bool more = i + ahead < stages;
-            const bool found = early && i == -ahead;
-            upcoming next = {};
-            if (found)
-                next = first;
-            else if (more && !CODED)
-                next = find_keys(i + ahead);
             if (i == 0) await_q();
             if (i >= 0) {
                 wait_oldest<0>();
@@ -668,7 +642,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     /* Where a warp's O lies while it is combined: as floats, in the place of its stages. Units of
      * 16 bytes are swizzled, so that 4 rows of one column are in different banks. */
     __device__ __forceinline__ uint32_t o_unit(uint32_t w, int row, int unit) const {
-        return stages_at + (w - warp) * a->stages * 2 * HALF + row * D * 4 +
+        return stages_at + (w - warp) * ahead() * 2 * HALF + row * D * 4 +
                ((unit ^ (row & 3) << 1) * 16);
     }
 
@@ -805,7 +779,7 @@ __device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args
     return max(first, 0) * (int32_t)c->block;
 }
 
-template <typename T, typename KV, int D, int ROWS, int WARPS>
+template <typename T, typename KV, int D, int ROWS, int WARPS, int KEYS>
 __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw, uint32_t number) {
     constexpr bool CODED = codes<KV>::CODED;
     typedef shared_memory<CODED, ROWS, WARPS> memory;
@@ -820,9 +794,9 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         job_words j;
         j.read(table_words(tables, c, number));
         m->job = j;
-        m->list.make(&j, tables + c->entries_at, c->block,
-                     a->warps * TESS_DECODE_KEYS(CODED ? 1 : 2));
+        m->list.make(&j, tables + c->entries_at, c->block, a->warps * KEYS);
         m->list.find_following(a->wide & 2 ? RUN : 0);
+        m->stretch.make(m->list, tables + c->entries_at, KEYS, a->warps * KEYS);
         m->places.make(a, &j, m->list.block_shift, CODED);
         if constexpr (CODED) m->scales.make(a, &m->places, &j);
     }
@@ -832,20 +806,19 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         m->rows[thread].position = m->job.q_first + m->job.row + min(thread, all - 1) % rows;
         m->rows[thread].block = floor_div(m->rows[thread].position, c->block) - m->list.first_block;
     }
-    mainloop<T, KV, D, ROWS / 16, WARPS> w;
+    mainloop<T, KV, D, ROWS / 16, WARPS, KEYS> w;
     w.m = m;
     w.a = a;
     w.warp = __shfl_sync(~0u, thread / 32, 0);
     w.lane = thread % 32;
-    const uint32_t stages_at = HEADER + ROWS * D * 2, stage_bytes = 2 * w.HALF;
+    const uint32_t stages_at = HEADER + ROWS * D * 2, stage_bytes = 2 * w.HALF, ahead = w.ahead();
     w.q_at = shared_address(raw) + HEADER;
-    w.stages_at = shared_address(raw) + stages_at + w.warp * a->stages * stage_bytes;
-    w.keys =
-        (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) + w.warp * a->stages * w.KEYS;
+    w.stages_at = shared_address(raw) + stages_at + w.warp * ahead * stage_bytes;
+    w.keys = (key *)(raw + stages_at + a->warps * ahead * stage_bytes) + w.warp * ahead * KEYS;
     if (CODED)
         w.scales_at = shared_address(raw) + stages_at +
-                      a->warps * a->stages * (stage_bytes + w.KEYS * sizeof(key)) +
-                      w.warp * a->stages * w.KEYS * TESS_DECODE_SCALES(1);
+                      a->warps * ahead * (stage_bytes + KEYS * sizeof(key)) +
+                      w.warp * ahead * KEYS * TESS_DECODE_SCALES(1);
     w.own_below = own_below(&m->job, c, ROWS);
     w.run();
 }
@@ -853,7 +826,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
 /* A thread block takes one job of a plan. A step has fewer thread blocks than it may have jobs, so
  * each takes several: they are dealt to and fro, since jobs come longest first. A kernel wrote the
  * step's tables, so wait before reading them. */
-template <typename T, typename KV, int D, int ROWS, int WARPS>
+template <typename T, typename KV, int D, int ROWS, int WARPS, int KEYS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     const bool step = a->common.flags & TESS_ARGS_STEP;
@@ -861,7 +834,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
     while (number < jobs) {
-        run_job<T, KV, D, ROWS, WARPS>(a, raw, number);
+        run_job<T, KV, D, ROWS, WARPS, KEYS>(a, raw, number);
         number += stride;
         stride = 2 * gridDim.x - stride;
         if (number < jobs) __syncthreads();
@@ -870,15 +843,16 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
 
 } // namespace tess
 
-#define INSTANCE(T, D, ROWS, GROUPS)                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)            \
-        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) {       \
-        tess::forward<tess::T##_t, tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args); \
+#define INSTANCE(T, D, ROWS, GROUPS, KEYS)                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)                  \
+        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) {             \
+        tess::forward<tess::T##_t, tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS, KEYS>(&args); \
     }
-#define CODED_INSTANCE(T, KV, D, ROWS, GROUPS)                                                \
+#define CODED_INSTANCE(T, KV, D, ROWS, GROUPS, KEYS)                                          \
     extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)             \
         tess_decode##ROWS##_##KV##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
-        tess::forward<tess::T##_t, tess::KV##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args); \
+        tess::forward<tess::T##_t, tess::KV##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS, KEYS>(  \
+            &args);                                                                           \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

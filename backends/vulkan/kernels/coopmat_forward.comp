@@ -87,6 +87,10 @@ const uint LISTED = 2u * KEYS, LIST = 2u * LISTED;
  * ways for unaligned tensors were an eighth of the code. */
 #define ROLLED(count) ((count) * min(args.head_dim, 1u))
 
+/* A job that begins about when this one ends: an H200 runs 264 at a time. */
+const uint JOBS_AHEAD = 300u;
+
+#define TESS_PARTIAL_OF_JOB early_partial
 #include "forward_state.h"
 
 #define MATRIX_A coopmat<NARROW, gl_ScopeSubgroup, M, K, gl_MatrixUseA>
@@ -135,6 +139,7 @@ shared float row_reference[TESS_ROWS], row_product[TESS_ROWS], row_factor[TESS_R
  * absent pages lie at the tensor's first element. */
 shared uint key_k_at[LIST], key_v_at[LIST], key_bits[LIST];
 shared int key_position[LIST], key_last_block[LIST];
+shared uint later_words[TESS_JOB_WORDS]; /* nobody reads them: coopmat_begin.inl */
 shared uvec4 risen_at; /* x: the first key of the last chunk in which a reference rose */
 
 #include "coopmat_masks.h"
@@ -173,7 +178,8 @@ TESS_FORWARD_KERNEL {
                     if (key_last_block[list + own_key + turn] == TESS_INT_MIN)
                         kv[KEYS * ROW + own_place + turn * ROW] = uvec4(0u);
             }
-            FETCH(K, k_wide, key_k_at, (list + KEYS) % LIST)
+            /* Behind the last chunk no key is listed, and that chunk comes again. */
+            FETCH(K, k_wide, key_k_at, end < keys ? (list + KEYS) % LIST : list)
             barrier();
 #include "coopmat_softmax.inl"
             rose = subgroupAny(risen_at.x == first);

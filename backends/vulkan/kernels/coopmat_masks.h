@@ -40,32 +40,43 @@ bvec2 kept_by(tess_key key, uint fragment, int sinks, int i_first) {
             least.w <= key.last_block && (key.bits & seen) != 0u);
 }
 
-/* Which elements of a fragment's S are kept, those of its first matrix in the lowest bits. */
+/* Which elements of a fragment's S are kept, those of its first matrix in the lowest bits. Every
+ * invocation looks at some keys of the chunk, so that all of its matrices are judged at once. */
 uint find_kept(uint own, uint fragment, uint list, int sinks, int i_first) {
-    const uint lane = gl_SubgroupInvocationID;
-    uint kept = 0u;
-    [[dont_unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
-        TESS_READ_KEY(own_key, list + n * N + lane % N);
-        const bvec2 by = kept_by(own_key, fragment, sinks, i_first);
-        uint bits = (2u << (M * N / SUBGROUP - 1u)) - 1u;
-        if (!subgroupAny(by.y)) {
-            bits = 0u;
-        } else if (!subgroupAll(by.x)) {
-            MATRIX_C looked_at;
-            [[unroll]] for (uint turn = 0u; turn < (M * N - 1u) / SUBGROUP + 1u; turn++) {
-                const uint e = min(turn * SUBGROUP + lane, M * N - 1u);
-                TESS_READ_ROW(row, fragment * M + e / N);
-                /* The same for all elements of an invocation, where that is so. */
-                TESS_READ_KEY(key, list + n * N + (SUBGROUP % N == 0u ? lane : e) % N);
-                places[own + e / N * PLACE + e % N] = float(tess_is_kept(key, row, sinks, i_first));
-            }
-            OWN_BARRIER
-            coopMatLoad(looked_at, places, own, PLACE, ROW_MAJOR);
-            OWN_BARRIER
-            bits = 0u;
-            [[unroll]] for (uint i = 0u; i < looked_at.length(); i++) bits |=
-                uint(looked_at[i] != 0.0) << i;
+    const uint lane = gl_SubgroupInvocationID, all = (2u << (M * N / SUBGROUP - 1u)) - 1u;
+    uint by_some = 0u, not_by_all = 0u; /* a bit for each matrix */
+    [[unroll]] for (uint turn = 0u; turn < (KEYS - 1u) / SUBGROUP + 1u; turn++) {
+        const uint e = (turn * SUBGROUP + lane) % KEYS;
+        TESS_READ_KEY(key, list + e);
+        const bvec2 by = kept_by(key, fragment, sinks, i_first);
+        by_some |= uint(by.y) << (e / N);
+        not_by_all |= uint(!by.x) << (e / N);
+    }
+    uint kept = 0u, open = 0u;
+    [[unroll]] for (uint n = 0u; n < KEY_FRAGMENTS; n++) {
+        const bool some = subgroupAny((by_some >> n & 1u) != 0u);
+        if (subgroupAny((not_by_all >> n & 1u) != 0u)) {
+            open |= uint(some) << n;
+        } else if (some) {
+            kept |= all << (n * (M * N / SUBGROUP));
         }
+    }
+    [[dont_unroll]] for (; open != 0u; open &= open - 1u) {
+        const uint n = findLSB(open);
+        MATRIX_C looked_at;
+        [[unroll]] for (uint turn = 0u; turn < (M * N - 1u) / SUBGROUP + 1u; turn++) {
+            const uint e = min(turn * SUBGROUP + lane, M * N - 1u);
+            TESS_READ_ROW(row, fragment * M + e / N);
+            /* The same for all elements of an invocation, where that is so. */
+            TESS_READ_KEY(key, list + n * N + (SUBGROUP % N == 0u ? lane : e) % N);
+            places[own + e / N * PLACE + e % N] = float(tess_is_kept(key, row, sinks, i_first));
+        }
+        OWN_BARRIER
+        coopMatLoad(looked_at, places, own, PLACE, ROW_MAJOR);
+        OWN_BARRIER
+        uint bits = 0u;
+        [[unroll]] for (uint i = 0u; i < looked_at.length(); i++) bits |= uint(looked_at[i] != 0.0)
+                                                                          << i;
         kept |= bits << (n * (M * N / SUBGROUP));
     }
     return kept;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stage of coopmat_forward.comp: loads Q into the matrices q, lists the first two chunks and
- * fetches the first one's K. Rows of Q go through the shared memory of K and V, Q_ROWS in a round.
- * While they come from memory keys are listed, and while matrices are loaded K comes. */
+/* A stage of coopmat_forward.comp: lists the first two chunks and loads Q into the matrices q. Rows
+ * of Q go through the shared memory of K and V, Q_ROWS in a round. The first chunk's K is asked for
+ * right behind the first rows of Q, so that both are on their way at once. */
 
 /* The element at which this thread loads Q for a turn of a round. */
 #define Q_AT(turn) \
@@ -10,6 +10,7 @@
 const uint sign = args.scale < 0.0 ? 0x80008000u : 0u; /* of two elements */
 uvec4 ahead[TURNS];
 if (keys > 0u) {
+    list_keys(0u, 0u, keys, job, tile, walk, k_base, v_base);
     /* Columns past head_dim are zeros, and stay so when K and V come. */
     for (uint r = thread / UNITS; !has_dim && r < 2u * KEYS; r += TESS_THREADS / UNITS)
         kv[r * ROW + thread % UNITS] = uvec4(0u);
@@ -24,8 +25,9 @@ if (keys > 0u) {
             }
         }
         if (round == 0u) {
-            list_keys(0u, 0u, keys, job, tile, walk, k_base, v_base);
+            FETCH(K, k_wide, key_k_at, 0u)
             find_bounds();
+            if (thread < TESS_JOB_WORDS) later_words[thread] = later_word;
         }
         if (has_dim && q_wide) {
             [[unroll]] for (uint turn = 0u; turn < Q_TURNS; turn++) {
@@ -37,7 +39,6 @@ if (keys > 0u) {
             }
         }
         barrier();
-        if (round == 0u) { FETCH(K, k_wide, key_k_at, 0u) }
         if (first_row >= round && first_row < round + Q_ROWS) {
             [[unroll]] for (uint t = 0u; t < ROW_FRAGMENTS; t++) {
                 [[unroll]] for (uint x = 0u; x < Q_STEPS; x++) {

@@ -36,7 +36,7 @@ MATRIX_C s[ROW_FRAGMENTS * KEY_FRAGMENTS];
 }
 
 /* The next two chunks are listed here, where nobody waits for the list. */
-if (first % LISTED == 0u) {
+if (first % LISTED == 0u && first + LISTED < keys) {
     list_keys((list + LISTED) % LIST, first + LISTED, keys, job, tile, walk, k_base, v_base);
 }
 if (masked) {

@@ -24,6 +24,8 @@ _REFUSED = {
     "attention_bias": "an additive bias",
     "alibi": "an additive bias",
     "head_mask": "a mask of heads",
+    "indices": "attention to keys that the model selects",
+    "block_indices": "attention to blocks that the model selects",
     "output_attentions": "returning attention weights",
     "cache": "a paged cache of continuous batching",
 }

@@ -44,6 +44,22 @@ def _neighbours(function: MaskFunction, batch: int, tokens: int, device: Any) ->
     return found.expand(batch, tokens - 1)
 
 
+def _ahead(
+    function: MaskFunction, batch: int, first: int | Tensor, rows: int, device: Any
+) -> Tensor:
+    """Whether any row but the last sees the token after it."""
+    which = torch.arange(batch, device=device)[:, None]
+    here = first + torch.arange(rows - 1, device=device)[None]
+    found: Tensor = function(which, torch.zeros_like(which), here, here + 1)
+    return found.any()
+
+
+_BLOCKS = (
+    "block_sequence_ids: tokens that see later ones of their block (of an image, say) are not "
+    "supported"
+)
+
+
 def _sees(function: MaskFunction, q: int, k: int, device: Any) -> bool:
     def index(n: int) -> Tensor:
         return torch.full((1, 1), n, dtype=torch.int64, device=device)
@@ -70,6 +86,7 @@ class Masks:
         use_vmap: bool = False,
         device: Any = "cpu",
         cache_position: Tensor | None = None,
+        allow_is_bidirectional_skip: bool | None = None,
         **_: Any,
     ) -> Tensor | None:
         """What `_lengths` says, from what transformers knows of a forward pass."""
@@ -91,7 +108,12 @@ class Masks:
                 "still read; use a DynamicCache() made without a config, or a StaticCache without "
                 "sliding layers"
             )
+        # Only masks without order come with this word.
+        ordered = allow_is_bidirectional_skip is None and function not in self._plain
         if tracing:
+            if ordered and q_length > 1:
+                ahead = _ahead(function, batch_size, q_offset, q_length, device)
+                torch._assert_async(~ahead, _BLOCKS)
             return self._traced(
                 batch_size, q_length, kv_length, q_offset, function, attention_mask, device
             )
@@ -102,6 +124,9 @@ class Masks:
             )
         q_first = int(q_offset)
         seen = q_first + q_length
+        if ordered and q_length > 1:
+            if bool(_ahead(function, batch_size, q_first, q_length, device)):
+                raise tessera.Unsupported(_BLOCKS)
         if function not in self._plain and local_size is None:
             found = self._packed(batch_size, q_length, function, device)
             if found is not None:
