@@ -120,12 +120,13 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
     shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     /* A kernel wrote the step's tables. Thread blocks that find no job in them leave at once. */
-    if (a->common.flags & TESS_ARGS_STEP) {
+    const bool step = a->common.flags & TESS_ARGS_STEP;
+    if (step) {
         grid_dependents_launch();
         grid_dependency_wait();
     }
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
-    if (blockIdx.x >= jobs) return;
+    if (step && blockIdx.x >= jobs) return;
     warp_words first;
     if (warp == 0)
         first.read(a, blockIdx.x, jobs, threadIdx.x % 32); /* early: it takes a while */
