@@ -5,6 +5,9 @@ takes the long one."""
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +110,47 @@ def test_a_guard_that_does_not_hold_is_made_anew(request: pytest.FixtureRequest)
     attend()
     with pytest.raises(Long):
         attend(*inputs)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_gradients_are_not_lost_among_calls_in_turns(others: int) -> None:
+    """With LSE one prepared call serves tensors that need gradients and those that do not."""
+    turned = Y.transpose(1, 2).contiguous().transpose(1, 2)
+    kinds = [leaves(), [X, Y, Z], *[[X, turned, Z], [X, Y, turned]][:others]]
+    for order in itertools.permutations(range(len(kinds))):
+        for n in order * 3:
+            o, lse = attend(*kinds[n], return_lse=True)
+            assert o.requires_grad == lse.requires_grad == (n == 0), order
+
+
+def test_guards_of_two_threads_are_not_mixed_up() -> None:
+    """Wherever one is about to keep a call, another keeps it with gradients."""
+    inputs, lines = leaves(), 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code is not _recent.keep.__code__:
+            return None
+        if event == "line":
+            lines += 1
+            _plans.recent.clear()
+            other = threading.Thread(target=lambda: attend(*inputs, return_lse=True))
+            other.start()
+            other.join()
+        return trace
+
+    attend(return_lse=True)  # the plan is there
+    _plans.recent.clear()
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        attend(return_lse=True)
+    finally:
+        sys.settrace(before)
+    assert lines > 3
+    for _ in range(2):
+        assert attend(*inputs, return_lse=True)[0].requires_grad
+        assert not attend(return_lse=True)[0].requires_grad
 
 
 def test_training_steps_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
