@@ -24,7 +24,7 @@ from . import (
     _runtime,
     patterns,
 )
-from ._cache_words import KV, check_words, first_line, no_memory, number_of, place_of, wrong
+from ._cache_words import KV, check_words, memory_for, number_of, place_of, wrong
 
 Tensor = torch.Tensor
 Bounds = npt.NDArray[np.int64]
@@ -151,16 +151,12 @@ class KVCache:
         counts = self._counts(pages)
         with torch.inference_mode(False):  # tensors that can be written to anywhere
             self._token = _operator.token(self)
-            try:
+            with memory_for(
+                f"pages: no memory for pools of {counts} pages in {self.layers} layers and tables "
+                f"of {self.sequences} sequences"
+            ):
                 self._allocate(counts)
                 self._seat()
-            except (MemoryError, RuntimeError) as error:  # of NumPy, and of PyTorch
-                if isinstance(error, _errors.Error) or not no_memory(error):
-                    raise
-                raise _errors.OutOfMemory(
-                    f"KVCache: pages: no memory for pools of {counts} pages in {self.layers} "
-                    f"layers and tables of {self.sequences} sequences: {first_line(error)}"
-                ) from None
         # Refuses what no kernel takes, before the first step does.
         self._plan(1, self.sequences, None)
 
@@ -290,14 +286,8 @@ class KVCache:
                 "KVCache: pages: a captured graph holds the pools, so that they cannot grow: give "
                 "a number of pages instead of 'grow'"
             )
-        try:
-            self._grow_pools(n, count)
-        except (MemoryError, RuntimeError) as error:  # layers that are larger already stay so
-            if isinstance(error, _errors.Error) or not no_memory(error):
-                raise
-            raise _errors.OutOfMemory(
-                f"KVCache: pages: no memory for {count} pages a layer: {first_line(error)}"
-            ) from None
+        with memory_for(f"pages: no memory for {count} pages a layer"):
+            self._grow_pools(n, count)  # layers that are larger already stay so if others fail
         self._pages[n].add(count - len(self._pages[n]))
 
     def _grow_pools(self, n: int, count: int) -> None:
@@ -850,9 +840,15 @@ class KVCache:
         lengths, longest, same, pages = self._lengths(), self._longest, self._same, self._pages
         kv_first, kv_end = self._kv_first[chosen], self._kv_end[chosen]
         if len(chosen) != self.sequences:
-            self.sequences = len(chosen)
-            with torch.inference_mode(False):
-                self._seat()
+            before = dict(vars(self))
+            self.sequences = count = len(chosen)
+            try:
+                with torch.inference_mode(False):
+                    with memory_for(f"select: no memory for tables of {count} sequences"):
+                        self._seat()
+            except BaseException:
+                vars(self).update(before)
+                raise
         for n, one in enumerate(pages):
             one.reseat(self._table_host[n], chosen)
         self._step, self._pages = None, pages

@@ -13,6 +13,7 @@ import reference  # noqa: E402
 from cache_model import F32, PATTERNS, Model  # noqa: E402
 
 import tessera  # noqa: E402
+from tessera import _cache_plans  # noqa: E402
 
 
 @pytest.fixture(params=[False, True], ids=["one", "apart"])
@@ -825,3 +826,28 @@ def test_select_takes_no_more_than_a_cache_may_have():
     with pytest.raises(tessera.InvalidArgument, match="select: sequences: 1 to 65536"):
         model.cache.select([0] * 65537)
     model.step(3)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("none"), RuntimeError("an illegal address"), KeyboardInterrupt()]
+)
+def test_a_select_that_fails_changes_nothing(memory, error, monkeypatch):
+    model = Model(PATTERNS["dense_heads"], 2, layers=2)
+    model.step(20, [20, 7])
+
+    def fail(**_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_cache_plans, "Setting", fail)
+        with pytest.raises(BaseException) as raised:
+            model.cache.select([0, 1, 1])
+    if isinstance(error, MemoryError):
+        assert isinstance(raised.value, tessera.OutOfMemory)
+        assert str(raised.value) == "KVCache: select: no memory for tables of 3 sequences: none"
+    else:
+        assert raised.value is error
+    assert model.cache.sequences == 2 and model.cache.lengths.tolist() == [20, 7]
+    model.step(3)
+    model.rollback([2, 1])
+    model.step(1)

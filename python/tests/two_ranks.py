@@ -84,9 +84,7 @@ def megatron(rank: int, device: torch.device) -> str:
         )  # fmt: skip
     pattern = tessera.S2(16, 2, 4, dense_heads=2)
     groups = types.SimpleNamespace(tp=dist.group.WORLD)
-    layer = S2Attention.by(pattern)(
-        config, 1, AttnMaskType.causal, "self", pg_collection=groups
-    )
+    layer = S2Attention.by(pattern)(config, 1, AttnMaskType.causal, "self", pg_collection=groups)
     q, k, v = (x.detach() for x in given(device))
     share, kv_share = HEADS // 2, KV_HEADS // 2
     own = [
