@@ -576,15 +576,15 @@ class KVCache:
         state = self._state_host
         state[:count], state[count : 2 * count] = self._host, self._room
         if not _apart(self.device):  # these are the tensors themselves
+            result = self._to_device(np.concatenate(more) if more else ())
             for pages in self._pages:
                 pages.changed.clear()
-            return self._to_device(np.concatenate(more) if more else ())
+            return result
         rows = [sorted(pages.changed) for pages in self._pages]
         arrays = [*more, state]
         for pages, some in zip(self._pages, rows, strict=True):
             if some:
                 arrays += [some, pages.table[some].ravel()]
-            pages.changed.clear()
         given = self._to_device(np.concatenate(arrays))
         at = sum(len(one) for one in more)
         result = given[:at]
@@ -596,6 +596,8 @@ class KVCache:
                 where, values = given[at : at + len(some)], given[at + len(some) : end]
                 table.index_copy_(0, where.long(), values.view(len(some), -1))
                 at = end
+        for pages in self._pages:  # not before all of them have arrived
+            pages.changed.clear()
         return result
 
     def _extend(self, wanted: dict[int, int], function: str) -> None:
@@ -646,13 +648,21 @@ class KVCache:
         for n, count in enumerate(counts):
             if count > len(self._pages[n]):
                 self._grow(n, count)
-        for n, (group, pages) in enumerate(zip(self._groups, self._pages, strict=True)):
-            for s, count in pages_of[n].items():
-                if count > pages.used[s]:
-                    pages.resize(s, count)
-            pairs = [pair for s, columns in copies[n].items() for pair in pages.own(s, columns)]
-            if pairs:
-                self._copy(n, pairs)
+        kept = None
+        if any(columns for shared in copies for columns in shared.values()):
+            kept = [pages.copy(pages.table.copy()) for pages in self._pages]
+        try:
+            for n, pages in enumerate(self._pages):
+                for s, count in pages_of[n].items():
+                    if count > pages.used[s]:
+                        pages.resize(s, count)
+                pairs = [p for s, columns in copies[n].items() for p in pages.own(s, columns)]
+                if pairs:
+                    self._copy(n, pairs)
+        except BaseException:
+            for pages, before in zip(self._pages, kept or (), strict=False):
+                pages.restore(before)
+            raise
         for s, tokens in grow.items():
             self._same[s] = self._same_pages(s, tokens)
 

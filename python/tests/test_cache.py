@@ -160,6 +160,48 @@ def test_a_step_that_fails_changes_nothing(monkeypatch):
     model.step(33)
 
 
+@pytest.mark.parametrize("kind", ["padded", "chunks", "packed", "append"])
+def test_a_step_without_memory_at_any_place_changes_nothing(memory, kind, monkeypatch):
+    """Where numbers go to the device: of rows, of pages to copy, of lengths and tables."""
+    for place in range(100):
+        model = Model(PATTERNS["dense_heads"], 3, max_chunk=4 if kind == "chunks" else 32)
+        model.step(20, [20, 7, 0])
+        model.fork(0, 2)  # whose pages are copied by the next step
+        cache, rows = model.cache, [5, 3, 4]
+        before = cache.lengths.tolist(), list(cache._longest), list(cache._room)
+        real, calls = cache._to_device, iter(range(100))
+
+        def some(values, real=real, calls=calls, place=place):
+            if next(calls) == place:
+                raise torch.OutOfMemoryError("the device is full")
+            return real(values)
+
+        def call(cache=cache, model=model, rows=rows):
+            if kind == "packed":
+                q, k, v = model.new((13,))
+                words = dict(cu_seqlens_q=[0, 5, 8, 12], layout="thd")
+            else:
+                (q, k, v), words = model.new((3, 6)), dict(q_lens=rows)
+            if kind == "append":
+                cache.append(k, v, **words)
+            else:
+                tessera.attention(q, k, v, cache=cache, **words)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "_to_device", some)
+            try:
+                call()
+                break
+            except torch.OutOfMemoryError:
+                pass
+        now = cache.lengths.tolist(), list(cache._longest), list(cache._room)
+        assert now == before, place
+        model.poison()
+        model.step(6, rows)
+        model.step(1)
+    assert place > 1
+
+
 def test_a_step_that_was_cut_off_is_not_read():
     model = Model(PATTERNS["s2"], 2, layers=2)
     cache = model.cache
