@@ -67,7 +67,7 @@ def bar(what: str, met: bool) -> str:
 
 
 def main(checks: Sequence[Callable[[], str | None]]) -> int:
-    """Runs checks, prints a line for each, and returns 1 if any failed."""
+    """Runs checks, prints a line for each, and returns 1 if any failed or all were skipped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--library")
     parser.add_argument("--only", default="", help="names of checks, a regular expression")
@@ -82,11 +82,13 @@ def main(checks: Sequence[Callable[[], str | None]]) -> int:
         try:
             said = function() or ""
             torch.cuda.synchronize()
-            skipped += said.startswith("skipped")
-            print(f"ok     {function.__name__} ({time.perf_counter() - begin:.1f} s) {said}")
+            missing = said.startswith("skipped")
+            skipped += missing
+            state = "skip" if missing else "ok"
+            print(f"{state:6} {function.__name__} ({time.perf_counter() - begin:.1f} s) {said}")
         except Exception:
             failed += 1
             print(f"FAILED {function.__name__}\n{traceback.format_exc()}")
         sys.stdout.flush()
     print(f"{len(chosen) - failed - skipped} of {len(chosen)} passed, {skipped} skipped")
-    return int(failed > 0 or not chosen)
+    return int(failed > 0 or skipped == len(chosen))
