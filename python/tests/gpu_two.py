@@ -182,11 +182,10 @@ def threads_of_both_devices() -> None:
     def work(n: int) -> None:
         for turn in range(10):
             which = (n * 5 + turn) % len(given)
-            with torch.cuda.device(n % 2):
-                stream = torch.cuda.Stream(given[which][0].device)
-                with torch.cuda.stream(stream):
-                    found = step(given[which])
-                stream.synchronize()
+            stream = torch.cuda.Stream(given[which][0].device)
+            with torch.cuda.stream(stream), torch.cuda.device(n % 2):
+                found = step(given[which])
+            stream.synchronize()
             if not all(torch.equal(a, b) for a, b in zip(found, expected[which], strict=True)):
                 wrong.append(which)
 
