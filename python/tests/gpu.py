@@ -114,6 +114,22 @@ def captured_and_replayed() -> None:
 
 
 @check
+def graphed_callables() -> None:
+    """PyTorch captures forward and backward of a module by itself."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return tessera.attention(q, k, v, PATTERN)
+
+    graphed = torch.cuda.make_graphed_callables(Layer(), tuple(tensors()))
+    for _ in range(3):
+        inputs = tensors()
+        o = graphed(*inputs)
+        grads = torch.autograd.grad(o.float().square().sum(), inputs)
+        same([o.detach(), *grads], step(inputs))
+
+
+@check
 def a_capture_without_a_plan_is_an_error() -> None:
     tessera.cache_clear()
     inputs = [x.detach() for x in tensors(777)]
