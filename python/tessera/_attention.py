@@ -504,8 +504,8 @@ def _refuse(names: dict[str, Any]) -> None:
         "alibi_slopes": "an additive bias",
         "softcap": "soft-capping of scores",
         "logit_cap": "soft-capping of scores",
-        "s_aux": "sink logits",
-        "sinks": "sink logits (tessera.Window has sinks that are keys)",
+        "s_aux": "a sink logit of each head",
+        "sinks": "a sink logit of each head (tessera.Window has sinks that are keys)",
     }
     for name, value in names.items():
         if name not in known:

@@ -24,7 +24,7 @@ from . import (
     _runtime,
     patterns,
 )
-from ._cache_words import KV, check_words, first_line, no_memory, number_of, place_of, wrong
+from ._cache_words import KV, check_words, memory_for, number_of, place_of, wrong
 
 Tensor = torch.Tensor
 Bounds = npt.NDArray[np.int64]
@@ -151,16 +151,12 @@ class KVCache:
         counts = self._counts(pages)
         with torch.inference_mode(False):  # tensors that can be written to anywhere
             self._token = _operator.token(self)
-            try:
+            with memory_for(
+                f"pages: no memory for pools of {counts} pages in {self.layers} layers and tables "
+                f"of {self.sequences} sequences"
+            ):
                 self._allocate(counts)
                 self._seat()
-            except (MemoryError, RuntimeError) as error:  # of NumPy, and of PyTorch
-                if isinstance(error, _errors.Error) or not no_memory(error):
-                    raise
-                raise _errors.OutOfMemory(
-                    f"KVCache: pages: no memory for pools of {counts} pages in {self.layers} "
-                    f"layers and tables of {self.sequences} sequences: {first_line(error)}"
-                ) from None
         # Refuses what no kernel takes, before the first step does.
         self._plan(1, self.sequences, None)
 
@@ -290,14 +286,8 @@ class KVCache:
                 "KVCache: pages: a captured graph holds the pools, so that they cannot grow: give "
                 "a number of pages instead of 'grow'"
             )
-        try:
-            self._grow_pools(n, count)
-        except (MemoryError, RuntimeError) as error:  # layers that are larger already stay so
-            if isinstance(error, _errors.Error) or not no_memory(error):
-                raise
-            raise _errors.OutOfMemory(
-                f"KVCache: pages: no memory for {count} pages a layer: {first_line(error)}"
-            ) from None
+        with memory_for(f"pages: no memory for {count} pages a layer"):
+            self._grow_pools(n, count)  # layers that are larger already stay so if others fail
         self._pages[n].add(count - len(self._pages[n]))
 
     def _grow_pools(self, n: int, count: int) -> None:
@@ -586,15 +576,15 @@ class KVCache:
         state = self._state_host
         state[:count], state[count : 2 * count] = self._host, self._room
         if not _apart(self.device):  # these are the tensors themselves
+            result = self._to_device(np.concatenate(more) if more else ())
             for pages in self._pages:
                 pages.changed.clear()
-            return self._to_device(np.concatenate(more) if more else ())
+            return result
         rows = [sorted(pages.changed) for pages in self._pages]
         arrays = [*more, state]
         for pages, some in zip(self._pages, rows, strict=True):
             if some:
                 arrays += [some, pages.table[some].ravel()]
-            pages.changed.clear()
         given = self._to_device(np.concatenate(arrays))
         at = sum(len(one) for one in more)
         result = given[:at]
@@ -606,6 +596,8 @@ class KVCache:
                 where, values = given[at : at + len(some)], given[at + len(some) : end]
                 table.index_copy_(0, where.long(), values.view(len(some), -1))
                 at = end
+        for pages in self._pages:  # not before all of them have arrived
+            pages.changed.clear()
         return result
 
     def _extend(self, wanted: dict[int, int], function: str) -> None:
@@ -656,13 +648,21 @@ class KVCache:
         for n, count in enumerate(counts):
             if count > len(self._pages[n]):
                 self._grow(n, count)
-        for n, (group, pages) in enumerate(zip(self._groups, self._pages, strict=True)):
-            for s, count in pages_of[n].items():
-                if count > pages.used[s]:
-                    pages.resize(s, count)
-            pairs = [pair for s, columns in copies[n].items() for pair in pages.own(s, columns)]
-            if pairs:
-                self._copy(n, pairs)
+        kept = None
+        if any(columns for shared in copies for columns in shared.values()):
+            kept = [pages.copy(pages.table.copy()) for pages in self._pages]
+        try:
+            for n, pages in enumerate(self._pages):
+                for s, count in pages_of[n].items():
+                    if count > pages.used[s]:
+                        pages.resize(s, count)
+                pairs = [p for s, columns in copies[n].items() for p in pages.own(s, columns)]
+                if pairs:
+                    self._copy(n, pairs)
+        except BaseException:
+            for pages, before in zip(self._pages, kept or (), strict=False):
+                pages.restore(before)
+            raise
         for s, tokens in grow.items():
             self._same[s] = self._same_pages(s, tokens)
 
@@ -850,9 +850,15 @@ class KVCache:
         lengths, longest, same, pages = self._lengths(), self._longest, self._same, self._pages
         kv_first, kv_end = self._kv_first[chosen], self._kv_end[chosen]
         if len(chosen) != self.sequences:
-            self.sequences = len(chosen)
-            with torch.inference_mode(False):
-                self._seat()
+            before = dict(vars(self))
+            self.sequences = count = len(chosen)
+            try:
+                with torch.inference_mode(False):
+                    with memory_for(f"select: no memory for tables of {count} sequences"):
+                        self._seat()
+            except BaseException:
+                vars(self).update(before)
+                raise
         for n, one in enumerate(pages):
             one.reseat(self._table_host[n], chosen)
         self._step, self._pages = None, pages

@@ -208,6 +208,12 @@ class Pages:
         made.changed = set(range(len(table)))
         return made
 
+    def restore(self, kept: Pages) -> None:
+        """As these pages were when they were copied. None were added since."""
+        self.table[:] = kept.table
+        self.users, self.shared = kept.users, kept.shared
+        self.used, self.free, self.changed = kept.used, kept.free, kept.changed
+
     def _take(self) -> int:
         page = self.free.pop()
         self.users[page] = 1

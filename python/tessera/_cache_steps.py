@@ -189,20 +189,21 @@ def _begin_on_host(
         made.append((plans, number, first, end, index))
         lengths += [starts, keys, position, *parts_of]
 
-    cache._extend(wanted, "attention")
-    given = cache._lengthen(wanted, lengths)
-    unused, keep = None, []
+    unused = None
     if not packed and int(rows.min()) < shape[1]:
         columns = torch.arange(shape[1], device=cache.device)
         unused = columns >= cache._to_device(rows)[:, None]
     elif packed and int(cu_rows[-1]) < shape[0]:
         unused = torch.arange(shape[0], device=cache.device) >= int(cu_rows[-1])
-    parts = []
-    if made:
-        keep.append(given)
-        count, address = cache.sequences, given.data_ptr()
-        each = (3 + len(parts_of)) * count + 1
-        try:
+    longest_of = list(cache._longest)
+    cache._extend(wanted, "attention")
+    parts, keep = [], []
+    try:
+        given = cache._lengthen(wanted, lengths)
+        if made:
+            keep.append(given)
+            count, address = cache.sequences, given.data_ptr()
+            each = (3 + len(parts_of)) * count + 1
             for n, (plans, number, first, end, index) in enumerate(made):
                 chosen = None if index is None else cache._to_device(index).long()
                 part = Part(plans, [plan.step(number) for plan in plans], first, end, chosen)
@@ -211,9 +212,10 @@ def _begin_on_host(
                 more = [kv_lens + 4 * count * (1 + i) for i in range(1 + len(parts_of))]
                 _prepare(part, _cache_plans.Lengths(start, kv_lens, *more))
                 parts.append(part)
-        except BaseException:
-            cache._set({s: before[s] for s in wanted})  # nothing was appended
-            raise
+    except BaseException:
+        cache._longest = longest_of
+        cache._set({s: before[s] for s in wanted})  # nothing was appended
+        raise
     return Step(shape, scale, parts, unused, {s: before[s] for s in wanted}, set(), keep)
 
 

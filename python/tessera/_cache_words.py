@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,8 +47,16 @@ def no_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in told for words in _NO_MEMORY)
 
 
-def first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+@contextlib.contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Where NumPy or PyTorch finds no memory, OutOfMemory says for what."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, _errors.Error) or not no_memory(error):
+            raise
+        line = str(error).partition("\n")[0]
+        raise _errors.OutOfMemory(f"KVCache: {what}: {line}") from None
 
 
 def place_of(device: torch.device | str | None) -> torch.device:

@@ -113,7 +113,7 @@ class Call:
         self.run_c = _native.library().tess_run
         self.number = next(_numbers)
         self.notes: Any = None  # of who prepared it
-        self.guard: Any = None  # of _recent.py: its key and its check
+        self.guard: Any = None  # of _recent.py: what it is for, and its check
 
     def take(self) -> Slot:
         """A descriptor that no other thread has, in which the addresses are missing: words[Q] and

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -74,4 +75,11 @@ def convert(block_mask: Any) -> tuple[npt.NDArray[np.bool_], int, bool]:
             )
         if causal is None:
             causal = not whole
+    if q_len != kv_len:
+        warnings.warn(
+            f"Blocks.from_block_mask: block_mask: its {q_len} queries begin at position 0 and end "
+            f"before or after its {kv_len} keys: give tessera.attention q_first=[0] for each "
+            "sequence, or the last query meets the last key",
+            stacklevel=3,
+        )
     return (partial | full)[0], int(rows), bool(causal if causal is not None else False)

@@ -69,8 +69,10 @@ def keep(key: Any, call: _calls.Call, tensors: Sequence[torch.Tensor], *more: An
     cache's plan."""
     if not _trusted():
         return
-    # A guard takes a microsecond to make. A call whose entry another one has replaced has its own.
-    known = _plans.recent.get(key)
-    if call.guard is None or call.guard[0] != key or (known and known[0] is call.guard[1]):
-        call.guard = key, _make(*tensors)
-    _plans.remember_recent(key, (call.guard[1], call, *more), call.plan)
+    # A guard takes a microsecond to make, so a call keeps its own. It is for tensors of one entry
+    # alone: one made where a gradient is wanted holds for no others. A guard that is in place and
+    # did not hold is of no use either.
+    known, own, guard = _plans.recent.get(key), (key, more), call.guard
+    if guard is None or guard[0] != own or (known and known[0] is guard[1]):
+        call.guard = guard = own, _make(*tensors)  # other threads may have another one meanwhile
+    _plans.remember_recent(key, (guard[1], call, *more), call.plan)

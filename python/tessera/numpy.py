@@ -21,12 +21,26 @@ Lengths = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 _DENSE = patterns.Dense()
 
 
+_HOST = 1  # of DLPack's devices
+
+
+def _shared(given: Any) -> Array:
+    """Another library's array as one of NumPy, without a copy."""
+    try:
+        return np.from_dlpack(given)
+    except (BufferError, RuntimeError):
+        # NumPy reads no bfloat16 from DLPack, but such arrays of JAX say what they are to it.
+        if hasattr(given, "__array__") and given.__dlpack_device__()[0] == _HOST:
+            return np.asarray(given)
+        raise
+
+
 def _array(name: str, given: Any) -> Array:
     if not isinstance(given, np.ndarray):
         if not hasattr(given, "__dlpack__"):
             raise TypeError(f"attention: {name}: an array is needed, got {type(given).__name__}")
         try:
-            given = np.from_dlpack(given)
+            given = _shared(given)
         except (BufferError, RuntimeError, TypeError) as error:
             raise _shapes.wrong(name, "an array on the CPU is needed", str(error)) from None
     array: Array = given

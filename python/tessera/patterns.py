@@ -507,6 +507,9 @@ class Blocks(Pattern):
 
         Its partial blocks have to be what causal order makes of whole ones, which is checked by
         evaluating `mask_mod`; another one raises InvalidArgument, which names the block.
+
+        FlexAttention counts queries from position 0. With as many queries as keys tessera.attention
+        does so as well; else it needs q_first=[0] for each sequence, and this function warns.
         """
         from ._flex import convert
 

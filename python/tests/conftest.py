@@ -20,3 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
     import tessera
 
     tessera.load(config.getoption("--library"))
+
+
+@pytest.fixture(params=[False, True], ids=["one", "apart"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths and tables of the host are those of the device, or, as on a GPU, copied to it."""
+    monkeypatch.setattr("tessera._cache._apart", lambda device: request.param)

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import random
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from cache_model import PATTERNS, Model
+from gpu_checks import main
 
 import tessera
 
@@ -329,24 +328,5 @@ def time_of_a_decoding_step() -> str:
     return "dense " + "; S2 ".join(told)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--library")
-    tessera.load(parser.parse_args().library)
-    failed = 0
-    for function in CHECKS:
-        begin = time.perf_counter()
-        try:
-            told = function()
-            state = "ok"
-        except Exception:
-            state, told = "FAILED", None
-            traceback.print_exc()
-            failed = 1
-        took = time.perf_counter() - begin
-        print(f"{state:6} {function.__name__} {took:.1f} s {told or ''}", flush=True)
-    return failed
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(CHECKS))

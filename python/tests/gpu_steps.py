@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import tessera
-from gpu_checks import DEVICE, PATTERN, check
+from gpu_checks import DEVICE, PATTERN, bar, check
 from tessera import _plans
 
 MIB = 1 << 20
@@ -95,10 +95,11 @@ def planning_of_64k_tokens() -> str:
             times.append((time.perf_counter() - begin) / (len(given) - 1) * 1e3)
             _plans.Plan.__init__ = real  # type: ignore[method-assign]
         plans, steps = spent[0] * 1e3 / (len(new) - 1), len(new) - 1
+        share = max(times[1] / times[0] - 1, plans / times[1])
         words.append(
             f"{sequences} sequences: {times[0]:.2f} ms a step with known lengths, {times[1]:.2f} "
             f"with new ones ({times[1] / times[0] - 1:+.1%}); on the host "
             f"{issued / steps * 1e3:.2f} ms, of them planning {plans:.3f} ms, "
-            f"{plans / times[1]:.1%} of the step"
+            f"{plans / times[1]:.1%} of the step {bar('10 %', share < 0.1)}"
         )
     return "; ".join(words)

@@ -15,12 +15,6 @@ from cache_model import F32, PATTERNS, Model  # noqa: E402
 import tessera  # noqa: E402
 
 
-@pytest.fixture(params=[False, True], ids=["one", "apart"])
-def memory(request, monkeypatch):
-    """Lengths and tables of the host are those of the device, or, as on a GPU, copied to it."""
-    monkeypatch.setattr("tessera._cache._apart", lambda device: request.param)
-
-
 @pytest.mark.parametrize("name", PATTERNS)
 def test_chunks_of_every_size(name):
     model = Model(PATTERNS[name])

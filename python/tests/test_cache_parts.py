@@ -52,12 +52,6 @@ class Ranks:
             function(cache)
 
 
-@pytest.fixture(params=[False, True], ids=["one", "apart"])
-def memory(request, monkeypatch):
-    """Lengths and tables of the host are those of the device, or, as on a GPU, copied to it."""
-    monkeypatch.setattr("tessera._cache._apart", lambda device: request.param)
-
-
 @pytest.mark.parametrize("ways", [2, 4])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_merged_parts_are_the_whole(memory, name, ways):

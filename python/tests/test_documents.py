@@ -66,3 +66,76 @@ def test_a_cache_of_the_page_serves() -> None:
     program = blocks("docs/python_serving.md")[0]
     exec(program.replace('device="cpu"', 'device="cpu", dtype=torch.float32, pages=64'), names)
     assert names["cache"].length(3) == 5
+
+
+def test_layers_of_the_page_serve() -> None:
+    """A cache of many layers, and one whose keys are shared by ranks."""
+    import tessera
+
+    class Layer:
+        def project(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.new_ones(1, 3, n, 128).cumsum(1) for n in (32, 8, 8)]
+
+        def rest(self, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+            return x + o.sum()
+
+    found = blocks("docs/python_serving.md")
+    program = next(block for block in found if "layers=24" in block)
+    words = 'device="cpu", dtype=torch.float32, pages=64'
+    pattern = tessera.S2(block=64, local=16, stride=8)
+    names: dict[str, Any] = dict(tessera=tessera, torch=torch, pattern=pattern, new=[2])
+    names["model"], names["x"] = [Layer()] * 24, torch.ones(1)
+    exec(program.replace('device="cpu"', words), names)
+    assert names["cache"].lengths.tolist() == [2]
+    program = next(block for block in found if "part_tokens=" in block)
+    names["rank"], names["layer"] = 0, Layer()
+    names["q"], names["k"], names["v"] = Layer().project(torch.ones(1))
+    # What the ranks before this one have found; here there are none.
+    program = program.replace("*gathered", "(o, lse)").replace('device="cpu"', words)
+    exec(program, names)
+    whole = tessera.attention(names["q"], names["k"], names["v"], pattern)
+    torch.testing.assert_close(names["o"], whole)
+
+
+def test_models_of_the_page(tmp_path: pathlib.Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(settings).save_pretrained(tmp_path)
+    names: dict[str, Any] = {"path": str(tmp_path)}
+    load, hybrid, cache = blocks("docs/python_models.md")[:3]
+    exec(load, names)
+    names["inputs"] = {
+        "input_ids": torch.randint(1, 61, (1, 20)), "max_new_tokens": 5, "do_sample": False,
+    }  # fmt: skip
+    wanted = names["model"].generate(**names["inputs"])
+    assert wanted.shape == (1, 25)
+    exec(cache, names)
+    assert torch.equal(names["model"].generate(**names["inputs"]), wanted)
+    assert 0 < names["cache"].get_seq_length() < 25 and names["cache"].bytes > 0
+    exec(hybrid, names)
+    exec(load.replace('implementation="tessera"', 'implementation="phi3_small"'), names)
+    assert names["model"].generate(**names["inputs"]).shape == (1, 25)
+
+
+def test_a_layer_of_the_page() -> None:
+    import warnings
+
+    import tessera
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("megatron.core")
+        from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+        from megatron.core.transformer.attention import SelfAttentionSubmodules
+
+    names: dict[str, Any] = dict(
+        tessera=tessera, ColumnParallelLinear=ColumnParallelLinear,
+        RowParallelLinear=RowParallelLinear, SelfAttentionSubmodules=SelfAttentionSubmodules,
+    )  # fmt: skip
+    exec(next(block for block in blocks("docs/python_models.md") if "S2Attention" in block), names)
+    made = names["submodules"].core_attention
+    assert made.func is names["S2Attention"]
+    assert made.keywords["pattern"] == tessera.S2(block=64, local=16, stride=8)

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """tessera.hf in tiny random models, against eager attention with a mask per head."""
 
+import ast
+import inspect
+import pathlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 import tessera  # noqa: E402
 import tessera.hf  # noqa: E402
+from tessera.hf import _attention  # noqa: E402
 
 HEADS, KV_HEADS, DIM, LAYERS, WORDS = 4, 2, 8, 2, 61
 S2 = tessera.S2(block=4, local=2, stride=3, offset=1)
@@ -334,6 +339,21 @@ def test_what_cannot_be_done_is_refused_by_name():
         mask(batch_size=1, q_length=1, kv_length=16, q_offset=20, kv_offset=5)
     with pytest.raises(tessera.Unsupported, match="^and_mask_function, or_mask_function"):
         mask(batch_size=1, q_length=4, kv_length=4, use_vmap=True)
+
+
+def test_every_word_that_a_model_gives_is_known():
+    """What a model passes and nobody looks at is lost without a word. Here is all that models of
+    the installed transformers pass; a new word fails, until it is served, refused or harmless."""
+    harmless = {"max_length_q", "max_length_k", "deterministic"}  # of flash attention's kernels
+    served = set(inspect.signature(_attention.Attention.__call__).parameters)
+    known = served | set(_attention._REFUSED) | harmless
+    found = set()
+    for file in pathlib.Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "attention_interface":
+                found |= {word.arg for word in node.keywords if word.arg}
+    assert {"scaling", "dropout", "sliding_window"} <= found
+    assert found <= known, found - known
 
 
 def test_blocks_of_images_are_refused_by_name():

@@ -98,6 +98,30 @@ def test_bfloat16_as_bits() -> None:
     np.testing.assert_allclose(found, expected, atol=2e-2)
 
 
+@pytest.mark.parametrize("device", [1, 2])
+def test_arrays_whose_type_dlpack_cannot_tell_numpy(device: int) -> None:
+    """As bfloat16 ones of JAX; on the CPU alone, since NumPy would copy those of other devices."""
+    bits = (RANDOM.standard_normal((1, 20, 2, 16)).astype("f4").view("u4") >> 16).astype("u2")
+
+    class Foreign:
+        def __dlpack__(self, **_: Any) -> Any:
+            raise BufferError("Unsupported dtype in DLTensor.")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return device, 0
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            return bits
+
+    if device != 1:
+        with pytest.raises(tessera.InvalidArgument, match="k: an array on the CPU is needed"):
+            tessera.numpy.attention(bits, Foreign(), bits, PATTERN)
+        return
+    expected, _ = tessera.numpy.attention(bits, bits, bits, PATTERN)
+    found, _ = tessera.numpy.attention(*[Foreign()] * 3, PATTERN)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_strides_byte_orders_and_other_arrays() -> None:
     q = RANDOM.standard_normal((1, 20, 2, 16)).astype(np.float32)
     expected, _ = tessera.numpy.attention(q, q, q, PATTERN)

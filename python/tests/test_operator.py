@@ -478,6 +478,31 @@ def test_block_masks_of_flex_attention() -> None:
         tessera.Blocks.from_block_mask(torch.ones(3, 3))
 
 
+@pytest.mark.parametrize("rows, keys", [(64, 64), (32, 64), (64, 32), (40, 72)])
+def test_queries_of_pytorch_begin_at_the_first_key(rows: int, keys: int) -> None:
+    """Those of FlexAttention and of scaled_dot_product_attention, as the page says."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q, k, v = torch.randn(2, 3, rows, 16), *torch.randn(2, 2, 3, keys, 16)
+    first = None if rows == keys else [0, 0]
+
+    def rule(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (i >= j) & (((j // 16 + h) % 2 == 0) | (i // 16 == j // 16))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        mask = flex.create_block_mask(rule, None, 3, rows, keys, "cpu", BLOCK_SIZE=16)
+        expected = flex.flex_attention(q, k, v, block_mask=mask)
+        told.clear()
+        pattern = tessera.Blocks.from_block_mask(mask)
+    assert len(told) == (rows != keys)
+    assert all("q_first=[0]" in str(warning.message) for warning in told)
+    found = tessera.attention(q, k, v, pattern, layout="bhsd", q_first=first)
+    torch.testing.assert_close(found, expected)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    found = tessera.attention(q, k, v, tessera.Dense(), layout="bhsd", q_first=first)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_plan_that_was_dropped_as_a_capture_began_is_kept_for_its_graph():
     """Another thread may drop it between the look-up and the launch that pins it."""
     import gc

@@ -6,7 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import os
-import socket
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import two_ranks
 
 import tessera
 from tessera import _calls, _plans
@@ -314,47 +315,10 @@ def test_keyboard_interrupt_leaves_everything_usable() -> None:
     assert done.returncode == 0, done.stderr
 
 
-DISTRIBUTED = """
-    import os, sys
-    import torch.distributed as dist
-    rank, port = int(sys.argv[1]), sys.argv[2]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=sys.argv[1], WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = torch.nn.Linear(16, 48)
-        def forward(self, x):
-            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).unbind(-3)
-            return tessera.attention(q, k, v, tessera.S2(4, 1, 2)).flatten(-2)
-    torch.manual_seed(0)
-    model, x = Model(), torch.randn(2, 20, 16)
-    alone = torch.autograd.grad(model(x).square().sum() / 2, model.qkv.weight)[0]
-    for kind in ("ddp", "fsdp2"):
-        model.zero_grad()
-        if kind == "ddp":
-            trained = torch.nn.parallel.DistributedDataParallel(model)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-            trained = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        trained(x[rank : rank + 1]).square().sum().backward()
-        grad = model.qkv.weight.grad
-        grad = grad if kind == "ddp" else grad.full_tensor()
-        torch.testing.assert_close(grad, alone, atol=1e-5, rtol=1e-4, msg=kind)
-    dist.destroy_process_group()
-"""
-
-
 @pytest.mark.skipif(
     torch.__version__.startswith("2.6."), reason="FSDP2 of PyTorch 2.6 needs a GPU"
 )
-def test_two_processes_train_one_model_with_ddp_and_fsdp2() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda rank: child(DISTRIBUTED, str(rank), port), range(2)))
-    for process in done:
-        assert process.returncode == 0, process.stderr
+def test_two_processes_with_gloo() -> None:
+    """Tensor-parallel heads, DDP, FSDP2, and a KV cache whose keys both share."""
+    for said in two_ranks.both("gloo"):
+        assert float(re.match(r"most loaded rank ([\d.]+)x the mean", said)[1]) < 1.05

@@ -5,6 +5,11 @@ takes the long one."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import random
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tessera
-from tessera import _plans, _recent, _runs
+from tessera import _attention, _plans, _recent, _runs
 
 PATTERN = tessera.S2(16, 1, 2)
 X, Y, Z = torch.randn(3, 2, 16, 2, 16).unbind()  # one tensor twice takes the long way
@@ -107,6 +112,137 @@ def test_a_guard_that_does_not_hold_is_made_anew(request: pytest.FixtureRequest)
     attend()
     with pytest.raises(Long):
         attend(*inputs)
+
+
+def kinds_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor in every way in which a call may be given it."""
+    with torch.inference_mode():
+        of_inference = x.clone()
+    return [
+        x,
+        x.clone().requires_grad_(),
+        x.clone().requires_grad_() * 1,
+        torch.nn.Parameter(x.clone()),
+        torch.nn.Parameter(x.clone(), requires_grad=False),
+        x.transpose(1, 2).contiguous().transpose(1, 2),
+        x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(),
+        x[:, :8],
+        x.half(),
+        torch.complex(x, -x).conj().imag,
+        of_inference,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_calls_in_any_order_are_those_of_the_long_way(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, types, strides, and gradients: whose results have some, and which they are."""
+    choose = random.Random(seed)
+    given = [kinds_of(x) for x in (X, Y, Z)]
+    words: list[dict[str, Any]] = [
+        {}, {"return_lse": True}, {"return_lse": True, "scale": 0.5}, {"layout": "bhsd"},
+        {"deterministic": False},
+    ]  # fmt: skip
+    modes: list[Any] = [
+        contextlib.nullcontext, contextlib.nullcontext, contextlib.nullcontext, torch.no_grad,
+        torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    ]  # fmt: skip
+
+    def told(call: Any) -> Any:
+        try:
+            return call()
+        except (tessera.Error, RuntimeError) as error:
+            return type(error), str(error)
+
+    def run(inputs: list[torch.Tensor], options: dict[str, Any], mode: Any, turned: bool) -> Any:
+        with mode():
+            made = attend(*inputs, **options)
+        results = made if isinstance(made, tuple) else (made,)
+        found = [
+            (x.requires_grad, x.is_inference(), x.dtype, x.stride(), x.detach().clone())
+            for x in results
+        ]
+        if results[0].requires_grad:
+            d_o = torch.ones_like(results[0])
+            if turned:
+                d_o = d_o.transpose(1, 2).contiguous().transpose(1, 2)
+            wanted = [x for x in inputs if x.requires_grad]
+            grads = torch.autograd.grad(results[0], wanted, d_o, retain_graph=True)
+            found += [(x.stride(), x) for x in grads]
+        return found
+
+    def some() -> list[torch.Tensor]:
+        """All of one kind, and sometimes one of another."""
+        kind = choose.randrange(len(given[0]))
+        inputs = [x[kind] for x in given]
+        if choose.random() < 0.3:
+            place = choose.randrange(3)
+            inputs[place] = choose.choice(given[place])
+        return inputs
+
+    few, options = [some() for _ in range(6)], choose.choice(words)  # so that calls come again
+    for _ in range(600):
+        if choose.random() < 0.05:
+            few[choose.randrange(len(few))] = some()
+        if choose.random() < 0.1:
+            options = choose.choice(words)
+        call = functools.partial(
+            run, choose.choice(few), options, choose.choice(modes), choose.random() < 0.3
+        )
+        found = told(call)
+        with monkeypatch.context() as without:
+            without.setattr(_attention, "_known", lambda _: None)
+            without.setattr(_recent, "keep", lambda *_: None)
+            expected = told(call)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            if isinstance(one, tuple):
+                assert one[:-1] == other[:-1]
+                assert torch.equal(one[-1], other[-1])
+            else:
+                assert one == other
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_gradients_are_not_lost_among_calls_in_turns(others: int) -> None:
+    """With LSE one prepared call serves tensors that need gradients and those that do not."""
+    turned = Y.transpose(1, 2).contiguous().transpose(1, 2)
+    kinds = [leaves(), [X, Y, Z], *[[X, turned, Z], [X, Y, turned]][:others]]
+    for order in itertools.permutations(range(len(kinds))):
+        for n in order * 3:
+            o, lse = attend(*kinds[n], return_lse=True)
+            assert o.requires_grad == lse.requires_grad == (n == 0), order
+
+
+def test_guards_of_two_threads_are_not_mixed_up() -> None:
+    """Wherever one is about to keep a call, another keeps it with gradients."""
+    inputs, lines = leaves(), 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code is not _recent.keep.__code__:
+            return None
+        if event == "line":
+            lines += 1
+            _plans.recent.clear()
+            other = threading.Thread(target=lambda: attend(*inputs, return_lse=True))
+            other.start()
+            other.join()
+        return trace
+
+    attend(return_lse=True)  # the plan is there
+    _plans.recent.clear()
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        attend(return_lse=True)
+    finally:
+        sys.settrace(before)
+    assert lines > 3
+    for _ in range(2):
+        assert attend(*inputs, return_lse=True)[0].requires_grad
+        assert not attend(return_lse=True)[0].requires_grad
 
 
 def test_training_steps_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:

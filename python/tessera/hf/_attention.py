@@ -18,8 +18,8 @@ PatternOf = Callable[[Any, int], tessera.Pattern]
 # What models pass for functions that this one does not have; None and False are no use of them.
 _REFUSED = {
     "softcap": "soft-capping of scores",
-    "s_aux": "sink logits",
-    "sinks": "sink logits",
+    "s_aux": "a sink logit of each head",
+    "sinks": "a sink logit of each head",
     "position_bias": "a bias of positions",
     "attention_bias": "an additive bias",
     "alibi": "an additive bias",
