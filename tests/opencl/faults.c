@@ -286,6 +286,52 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
+/* The kernel of a new plan, which is released. */
+static void plan_takes(tess_device *device, const problem *p, const char *wanted) {
+    instance x;
+    tess_plan_info info = {.struct_size = sizeof info};
+    assert_ok(instance_create(&x, device, p, NULL, 0));
+    assert_ok(tess_plan_query(x.plan, &info));
+    assert_string_equal(info.kernel, wanted);
+    instance_release(&x);
+}
+
+/* Where the driver's compiler does not take the kernel, the next row takes the plans. It is not
+ * asked for each of them: once where its error speaks of the program, else twice. What it takes the
+ * second time is taken from then on. */
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *mode, *later; /* LOADER_NVIDIA for the first plan, and for the others */
+        int asked, taken;
+    } cases[] = {{"refuses", "8.0", 1, 0},
+                 {"refuses newer", "refuses newer", 2, 0},
+                 {"refuses newer", "8.0", 1, 1}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        tess_runtime_desc rd = {
+            .struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = 1};
+        tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        problem p;
+        char error[256];
+        reset();
+        assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+        assert_int_equal(setenv("LOADER_NVIDIA", cases[n].mode, 1), 0);
+        assert_ok(tess_runtime_create(&rd, &runtime));
+        assert_ok(tess_device_open(runtime, &dd, &device));
+        plan_takes(device, &p, "opencl/portable");
+        assert_int_equal(setenv("LOADER_NVIDIA", cases[n].later, 1), 0);
+        for (int plans = 0; plans < 3; plans++)
+            plan_takes(device, &p, cases[n].taken ? kernel : "opencl/portable");
+        assert_int_equal(control->refused, cases[n].asked);
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        problem_free(&p);
+    }
+    assert_int_equal(unsetenv("LOADER_NVIDIA"), 0);
+}
+
 static void test_gradients_again(void **state) {
     (void)state;
     static const again a = {again_fail, failures, failed, again_run, again_live};
@@ -351,6 +397,7 @@ int main(void) {
         TEST(test_no_host_memory),
     };
     const struct CMUnitTest kernel_tests[] = {
+        TEST(test_refusals),
         TEST(test_same_plan_again),
         LIFE_TEST("no memory, once", test_calls_fail, CL_OUT_OF_RESOURCES, 0, 0),
         LIFE_TEST("device gone", test_calls_fail, CL_DEVICE_NOT_AVAILABLE, 1, 1),
