@@ -286,11 +286,34 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
+/* Somebody with a device, of Tessera's own or with `native`, and a problem. */
+typedef struct user {
+    tess_runtime *runtime;
+    tess_device *device;
+    problem p;
+} user;
+
+static void user_begin(user *u, const tess_opencl_native *native) {
+    const tess_runtime_desc rd = {
+        .struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = 1};
+    const tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0", .native = native};
+    char error[256];
+    assert_int_equal(problem_parse(&u->p, line, error, sizeof error), 0);
+    assert_ok(tess_runtime_create(&rd, &u->runtime));
+    assert_ok(tess_device_open(u->runtime, &dd, &u->device));
+}
+
+static void user_end(user *u) {
+    tess_device_release(u->device);
+    tess_runtime_release(u->runtime);
+    problem_free(&u->p);
+}
+
 /* The kernel of a new plan, which is released. */
-static void plan_takes(tess_device *device, const problem *p, const char *wanted) {
+static void plan_takes(const user *u, const char *wanted) {
     instance x;
     tess_plan_info info = {.struct_size = sizeof info};
-    assert_ok(instance_create(&x, device, p, NULL, 0));
+    assert_ok(instance_create(&x, u->device, &u->p, NULL, 0));
     assert_ok(tess_plan_query(x.plan, &info));
     assert_string_equal(info.kernel, wanted);
     instance_release(&x);
@@ -308,27 +331,42 @@ static void test_refusals(void **state) {
                  {"refuses newer", "refuses newer", 2, 0},
                  {"refuses newer", "8.0", 1, 1}};
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        tess_runtime_desc rd = {
-            .struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = 1};
-        tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
-        tess_runtime *runtime = NULL;
-        tess_device *device = NULL;
-        problem p;
-        char error[256];
+        user u;
         reset();
-        assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
         assert_int_equal(setenv("LOADER_NVIDIA", cases[n].mode, 1), 0);
-        assert_ok(tess_runtime_create(&rd, &runtime));
-        assert_ok(tess_device_open(runtime, &dd, &device));
-        plan_takes(device, &p, "opencl/portable");
+        user_begin(&u, NULL);
+        plan_takes(&u, "opencl/portable");
         assert_int_equal(setenv("LOADER_NVIDIA", cases[n].later, 1), 0);
         for (int plans = 0; plans < 3; plans++)
-            plan_takes(device, &p, cases[n].taken ? kernel : "opencl/portable");
+            plan_takes(&u, cases[n].taken ? kernel : "opencl/portable");
         assert_int_equal(control->refused, cases[n].asked);
-        tess_device_release(device);
-        tess_runtime_release(runtime);
-        problem_free(&p);
+        user_end(&u);
     }
+    assert_int_equal(unsetenv("LOADER_NVIDIA"), 0);
+}
+
+/* A kernel that has to check itself does so on a device of Tessera's own, and on a wrapped one with
+ * a queue. Without a queue nothing runs unasked: it is taken only with a verdict. */
+static void test_checks_with_a_queue(void **state) {
+    (void)state;
+    user u;
+    assert_int_equal(setenv("LOADER_NVIDIA", "8.0 unproved", 1), 0);
+    application_begin();
+    const tess_opencl_native native = {
+        .struct_size = sizeof native, .context = context, .device = cl_device};
+    tess_opencl_native with_queue = native;
+    cl_int code = CL_SUCCESS;
+    with_queue.queue =
+        cl.clCreateCommandQueue(context, cl_device, CL_QUEUE_PROFILING_ENABLE, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    const tess_opencl_native *const devices[] = {&native, &with_queue, &native};
+    for (int n = 0; n < 3; n++) {
+        user_begin(&u, devices[n]);
+        plan_takes(&u, n ? kernel : "opencl/portable");
+        user_end(&u);
+    }
+    cl.clReleaseCommandQueue(with_queue.queue);
+    application_end();
     assert_int_equal(unsetenv("LOADER_NVIDIA"), 0);
 }
 
@@ -398,6 +436,7 @@ int main(void) {
     };
     const struct CMUnitTest kernel_tests[] = {
         TEST(test_refusals),
+        TEST(test_checks_with_a_queue),
         TEST(test_same_plan_again),
         LIFE_TEST("no memory, once", test_calls_fail, CL_OUT_OF_RESOURCES, 0, 0),
         LIFE_TEST("device gone", test_calls_fail, CL_DEVICE_NOT_AVAILABLE, 1, 1),
