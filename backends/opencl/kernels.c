@@ -447,8 +447,8 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     uint32_t threads = 0;
     pthread_mutex_lock(&d->building);
     const tess_status status = program_of(d, row, key, shape, backward, &entry, &threads);
+    if (status == TESS_ERROR_UNSUPPORTED) host->fail(host, status, "%s", entry->refusal);
     pthread_mutex_unlock(&d->building);
-    if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);
     TESS_RETURN_IF_ERROR(
         state_create(d, row, entry->program, key->max_in_flight ? key->max_in_flight : 1, &state));
