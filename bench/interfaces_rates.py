@@ -63,6 +63,7 @@ RATES = {
 }
 SHARES = {
     ("dense 2x16x16k", "vulkan/coopmat"): 0.65,
+    ("dense 2x16x16k, f16", "vulkan/coopmat"): 0.65,
     ("dense 2x32x16k, head_dim 64", "vulkan/coopmat"): 0.55,
     ("dense 8x16x1k", "vulkan/coopmat"): 0.5,
     ("portable 16x8k", "vulkan/portable"): 0.8,
@@ -76,6 +77,7 @@ DENSE_SHARES = {
     ("window 1024, 16x32k", "vulkan/coopmat"): 0.8,
     ("S2 blocks of 64, 16x128k", "vulkan/coopmat"): 0.85,
     ("S2 blocks of 32, 16x128k", "vulkan/coopmat"): 0.75,
+    ("window 1024, 16x32k", "opencl/nv_mma"): 0.8,
     ("S2 blocks of 64, 16x128k", "opencl/nv_mma"): 0.85,
     ("S2 blocks of 32, 16x128k", "opencl/nv_mma"): 0.75,
 }

@@ -10,7 +10,8 @@ enum {
      * in the cache; but each begins a step or two after the one before it. */
     LEAST_TURN_COLUMNS = 8,
     MOST_TURN_COLUMNS = 64,
-    TURN_STRIPS = 16 /* of the longest sequence for each of them */
+    TURN_STRIPS = 16,                       /* of the longest sequence for each of them */
+    MOST_SUM_BYTES = (8 << 20) + (64 << 10) /* 8,192 keys of 128 dims */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -111,7 +112,7 @@ static uint64_t strips_of(const tess_sequence *sequence, uint32_t strip_rows) {
  * `columns` of the columns that run at a time to belong to each. */
 static uint64_t turn_rows(const tess_plan *plan, const tess_columns *x, uint64_t columns) {
     const tess_jobs *jobs = x->jobs;
-    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads;
+    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads * x->parts;
     uint64_t rows = 0;
     for (uint32_t s = 0; s < jobs->n_sequences; s++) rows += (uint64_t)jobs->sequences[s].q_len;
     rows *= (uint64_t)plan->layout->n_heads;
@@ -149,15 +150,59 @@ static void set_sections(const tess_plan *plan, tess_columns *x) {
     x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 
+/* Keys of all kv heads, of all sequences in the batch dimension of K. */
+static uint64_t all_keys(const tess_plan *plan) {
+    const uint64_t tokens = plan->kv_packed ? (uint64_t)plan->kv_len
+                                            : (uint64_t)plan->batch * (uint64_t)plan->max_kv_len;
+    return tokens * (uint64_t)plan->layout->n_kv_heads;
+}
+
+/*
+ * Into how many parts the query heads of each kv head are cut. One column for all of them is least
+ * work. But where a device has few columns, it waits for the longest one: those of a single kv head
+ * of 8,192 tokens are 64. Parts end one after the other, each of which takes about as long as a
+ * step, so there are at most as many as the root of the longest column's steps. Results of a batch-
+ * invariant plan must not depend on how many columns there are.
+ */
+static uint32_t column_parts(const tess_plan *plan, const tess_columns *x) {
+    const tess_layout *layout = plan->layout;
+    const uint64_t bytes = plan->shares[0].kernel.sum_bytes,
+                   group = (uint64_t)(layout->n_heads / layout->n_kv_heads),
+                   workers = plan->device->caps.parallel_jobs, longest = x->most_cost,
+                   steps = longest / x->step_rows, all = x->near_cost + x->far_cost;
+    uint64_t parts = 1;
+    if (bytes == 0 || (plan->flags & TESS_PLAN_BATCH_INVARIANT) ||
+        x->jobs->n_runs != (uint32_t)layout->n_kv_heads || all_keys(plan) > MOST_SUM_BYTES / bytes)
+        return 1;
+    for (uint64_t n = 2; n <= group && n * n <= steps; n++) {
+        if (2 * longest <= parts * (all / workers)) break;
+        if (group % n == 0) parts = n;
+    }
+    return (uint32_t)parts;
+}
+
+static tess_status count_columns(tess_plan *plan, const tess_jobs *jobs, uint32_t parts,
+                                 tess_columns *columns) {
+    const tess_kernel *kernel = &plan->shares[0].kernel;
+    TESS_RETURN_IF_ERROR(tess_columns_create(
+        columns, jobs, kernel->tile_keys, kernel->step_rows, parts,
+        (kernel->turns ? TESS_COLUMNS_TURNS : 0) |
+            (plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_COLUMNS_INVARIANT : 0)));
+    return tess_columns_count(columns);
+}
+
 tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_columns *columns) {
     const tess_kernel *kernel = &plan->shares[0].kernel;
     tess_memory_plan *memory = &plan->memory;
     uint64_t strips = 0;
-    TESS_RETURN_IF_ERROR(tess_columns_create(
-        columns, jobs, kernel->tile_keys, kernel->step_rows,
-        (kernel->turns ? TESS_COLUMNS_TURNS : 0) |
-            (plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_COLUMNS_INVARIANT : 0)));
-    TESS_RETURN_IF_ERROR(tess_columns_count(columns));
+    TESS_RETURN_IF_ERROR(count_columns(plan, jobs, 1, columns));
+    plan->column_parts = column_parts(plan, columns);
+    if (plan->column_parts > 1) {
+        tess_columns_release(columns);
+        TESS_RETURN_IF_ERROR(count_columns(plan, jobs, plan->column_parts, columns));
+        memory->n_sums = all_keys(plan);
+        memory->sum_bytes = kernel->sum_bytes;
+    }
     set_sections(plan, columns);
     for (uint32_t n = 0; n < plan->n_sequences; n++)
         strips += strips_of(&plan->sequences[n], kernel->strip_rows);

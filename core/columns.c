@@ -343,7 +343,29 @@ static void begin_turns(tess_column_walk *w) {
 }
 
 static uint64_t all_heads(const tess_columns *x) {
-    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads;
+    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads * x->parts;
+}
+
+/* The columns of the walk's part of a kv head. */
+static tess_status walk_part(tess_column_walk *w) {
+    tess_columns *x = w->x;
+    const tess_head_run *const runs = x->jobs->runs;
+    w->starts[0] = w->starts[1] = (uint32_t)x->n_columns;
+    if (w->first >= w->end) return TESS_OK;
+    w->run = runs + x->run_start[w->kv_head];
+    w->last_run = runs + x->run_start[w->kv_head + 1];
+    if (x->parts > 1) {
+        w->own = *w->run;
+        w->own.heads = (uint16_t)(w->own.heads / x->parts);
+        w->own.head = (uint16_t)(w->own.head + w->part * w->own.heads);
+        w->run = &w->own;
+        w->last_run = &w->own + 1;
+    }
+    w->upward = false;
+    if (x->turns) begin_turns(w);
+    kv_head_columns(w);
+    TESS_RETURN_IF_ERROR(w->status);
+    return x->n_columns > most_columns(x) || x->n_segments > UINT32_MAX ? too_many(x) : TESS_OK;
 }
 
 /* The columns of all kv heads of all sequences. */
@@ -361,17 +383,9 @@ static tess_status walk_heads(tess_columns *x) {
         w.kv_len = span.kv_len;
         w.first = span.first;
         w.end = span.end;
-        for (w.kv_head = 0; w.kv_head < (uint32_t)layout->n_kv_heads; w.kv_head++, w.starts += 2) {
-            w.starts[0] = w.starts[1] = (uint32_t)x->n_columns;
-            if (w.first >= w.end) continue;
-            w.run = jobs->runs + x->run_start[w.kv_head];
-            w.last_run = jobs->runs + x->run_start[w.kv_head + 1];
-            w.upward = false;
-            if (x->turns) begin_turns(&w);
-            kv_head_columns(&w);
-            TESS_RETURN_IF_ERROR(w.status);
-            if (x->n_columns > most_columns(x) || x->n_segments > UINT32_MAX) return too_many(x);
-        }
+        for (w.kv_head = 0; w.kv_head < (uint32_t)layout->n_kv_heads; w.kv_head++)
+            for (w.part = 0; w.part < x->parts; w.part++, w.starts += 2)
+                TESS_RETURN_IF_ERROR(walk_part(&w));
     }
     w.starts[0] = (uint32_t)x->n_columns;
     return TESS_OK;
@@ -380,7 +394,7 @@ static tess_status walk_heads(tess_columns *x) {
 /* Refuses at once what could not be counted in reasonable time. */
 static tess_status check_count(tess_columns *x) {
     const tess_jobs *jobs = x->jobs;
-    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads;
+    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads * x->parts;
     uint64_t least = 0;
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_key_span span = tess_jobs_span(jobs, s);
@@ -409,11 +423,11 @@ uint64_t tess_columns_far(const tess_columns *x) {
     return most;
 }
 
-/* Where the section that begins with kv head `at` ends: after the one whose rows bring *sum to
- * `target`. */
+/* Where the section that begins with kv head `at`, or a part of one, ends: after the one whose rows
+ * bring *sum to `target`. */
 static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target, uint64_t *sum) {
     const tess_jobs *jobs = x->jobs;
-    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads,
+    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads * x->parts,
                    group = (uint64_t)jobs->tiler->layout->n_heads / heads;
     for (; at < all_heads(x) && *sum < target; at++)
         *sum += group * (uint64_t)jobs->sequences[at / heads].q_len;
@@ -651,7 +665,7 @@ static tess_status create_maps(tess_columns *x) {
 }
 
 tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows, uint32_t flags) {
+                                uint32_t step_rows, uint32_t parts, uint32_t flags) {
     enum { INVARIANT_SHIFT = 6 }; /* steps of 64 rows, however long the longest column is */
     const bool turns = flags & TESS_COLUMNS_TURNS;
     const tess_layout *layout = jobs->tiler->layout;
@@ -662,6 +676,7 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
     x->jobs = jobs;
     x->tile_keys = tile_keys;
     x->step_rows = step_rows;
+    x->parts = parts;
     while (step_rows > 1 && step_rows % 2 == 0) {
         step_rows /= 2;
         x->strip_shift++;

@@ -25,6 +25,7 @@ typedef struct tess_columns {
     tess_runtime *runtime;
     const tess_jobs *jobs; /* of the same sequences; has the layout and the runs of heads */
     uint32_t tile_keys, step_rows;
+    uint32_t parts;      /* into which the query heads of each kv head are cut */
     int64_t tile_blocks; /* most key blocks of a column; 0: a block is cut into columns */
     /* [n_kv_heads + 1] of the runs of heads, and room for the residues of one kv head */
     uint32_t *run_start;
@@ -59,8 +60,8 @@ typedef struct tess_columns {
     tess_column *columns;
     uint32_t *places;
     tess_segment *segments;
-    /* [2 for each kv head of each sequence, and 1] where its columns begin, and those of them that
-     * come after all others where there are turns. */
+    /* [2 for each part of each kv head of each sequence, and 1] where its columns begin, and those
+     * of them that come after all others where there are turns. */
     uint32_t *starts;
     uint64_t most_cost, far_cost, near_cost; /* of a column; of all: rows of query heads */
 
@@ -81,9 +82,11 @@ enum {
     TESS_COLUMNS_INVARIANT = 2
 };
 
-/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. With `parts` above
+ * 1, each kv head has a single run of heads, whose number `parts` divides. Each part of its heads
+ * then has columns of its own, with the same keys as those of the others. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows, uint32_t flags);
+                                uint32_t step_rows, uint32_t parts, uint32_t flags);
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);

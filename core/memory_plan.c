@@ -43,6 +43,16 @@ static bool settle_strips(tess_memory_plan *memory) {
            checked_add(memory->strips_at, bytes, &memory->workspace_bytes);
 }
 
+/* What columns with the same keys add up. */
+static bool settle_sums(tess_memory_plan *memory) {
+    uint64_t bytes;
+    memory->sums_at = memory->workspace_bytes;
+    if (memory->n_sums == 0) return true;
+    return checked_align(memory->workspace_bytes, memory->workspace_align, &memory->sums_at) &&
+           checked_mul(memory->n_sums, memory->sum_bytes, &bytes) &&
+           checked_add(memory->sums_at, bytes, &memory->workspace_bytes);
+}
+
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
     uint64_t end = 0, step_end = memory->n_step_plans * TABLE_ALIGN;
     const bool steps = memory->n_step_runs != 0;
@@ -90,7 +100,7 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
     }
     memory->table_bytes = end;
     memory->workspace_bytes = memory->scratch_bytes;
-    fits = fits && settle_strips(memory);
+    fits = fits && settle_strips(memory) && settle_sums(memory);
     for (uint32_t n = 0; n < TESS_SHARES; n++)
         fits = fits && settle_partials(memory, &memory->partials[n]);
     return fits;

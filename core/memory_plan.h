@@ -25,12 +25,14 @@ typedef struct tess_memory_plan {
     uint64_t n_step_plans; /* kernels of steps; the three are there for each of them */
     /* Backward, else 0: workspace of strip_bytes for each strip and query head. */
     uint64_t n_columns, n_segments, n_strips, n_first_strips, n_strip_heads, strip_bytes;
+    /* Where columns are cut, else 0: keys of all kv heads, and workspace of each. */
+    uint64_t n_sums, sum_bytes;
     /* Computed. */
     uint64_t table_bytes;
     uint64_t copy_at, copy_bytes, step_bytes; /* of the step buffer; see tess_step_head */
     uint64_t step_plan_bytes;                 /* from one tess_step_plan to the next */
     uint64_t workspace_bytes;
-    uint64_t strips_at; /* bytes of the workspace */
+    uint64_t strips_at, sums_at; /* bytes of the workspace */
     tess_partials partials[TESS_SHARES];
 } tess_memory_plan;
 

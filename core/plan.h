@@ -64,6 +64,7 @@ struct tess_plan {
     uint64_t first_block_bytes;
     tess_tables tables;
     tess_memory_plan memory;
+    uint32_t column_parts; /* backward: into which the query heads of a kv head are cut */
     void *table_memory;    /* NULL where the tables are in device memory */
     uint64_t *range_start; /* [n_ranges + 1]; NULL: one range, or none without jobs */
     uint64_t n_ranges;

@@ -526,6 +526,9 @@ static tess_status launch_stages(const tess_plan *plan, tess_launch *l) {
     l->n_strips = (uint32_t)plan->memory.n_strips;
     l->n_columns = (uint32_t)plan->memory.n_columns;
     l->strips_at = plan->memory.strips_at;
+    l->column_heads = l->group / plan->column_parts;
+    l->sums_at = plan->memory.sums_at;
+    l->n_sums = plan->memory.n_sums;
     uint64_t first = 0;
     for (uint32_t n = 0; n < TESS_STAGES; n++) {
         const span own = common(jobs, (span){first, tess_plan_stage(plan, n)});

@@ -75,6 +75,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_keys = TESS_SM90_COLUMN_KEYS;
     kernel->step_rows = kernel->strip_rows = x->rows;
     kernel->turns = key->determinism == 0;
+    kernel->sum_bytes = 2 * sizeof(uint32_t) + 2 * (uint32_t)key->head_dim * sizeof(float);
     kernel->strip_bytes = (x->rows * (2 + (uint64_t)x->head_dim) + kernel->turns) * sizeof(float);
     return status;
 }
@@ -107,6 +108,10 @@ static void fill(const tess_launch *l, const instance *x, tess_sm90_backward_arg
     if (l->kernel->turns)
         a->turns = a->accumulators + (uint64_t)l->n_strips * l->n_heads * x->rows *
                                          (uint64_t)x->head_dim * sizeof(float);
+    a->sum_turns = workspace + l->sums_at;
+    a->sums = a->sum_turns + l->n_sums * 2 * sizeof(uint32_t);
+    a->column_heads = l->column_heads;
+    a->parts = l->group / l->column_heads;
     a->sequences_at = (uint32_t)(t->sequences_at / 4);
     a->classes_at = (uint32_t)(t->classes_at / 4);
     a->segments_at = (uint32_t)(t->segments_at / 4);
@@ -194,6 +199,15 @@ static tess_status launch_columns(tess_driver_device *d, const tess_launch *l, c
     return TESS_OK;
 }
 
+/* The first part of each column is to add first. */
+static tess_status clear_sum_turns(tess_driver_device *d, const tess_launch *l,
+                                   const tess_sm90_backward_args *a, void *stream) {
+    if (a->parts == 1 || l->first_job != 0) return TESS_OK;
+    const int code = d->driver->call.fill(a->sum_turns, 0, 2 * l->n_sums, stream);
+    return code == DRIVER_OK ? TESS_OK
+                             : tess_driver_fail(d, "cuMemsetD32Async", "turns of sums", code);
+}
+
 /* The kernel of columns for the gradients that the run wants. */
 static void *columns_of(const tess_launch *l) {
     const tess_driver_state *state = l->kernel->state;
@@ -212,6 +226,7 @@ static tess_status launch(tess_driver_device *d, const tess_launch *l, void *str
     fill(l, x, &args);
     switch (l->stage) {
     case TESS_STAGE_DELTA:
+        TESS_RETURN_IF_ERROR(clear_sum_turns(d, l, &args, stream));
         return launch_strips(d, l, state->passes[DELTA], TESS_SM90_DELTA_THREADS, &args, stream);
     case TESS_STAGE_FINISH:
         return launch_strips(d, l, state->passes[FINISH], TESS_SM90_FINISH_THREADS, &args, stream);

@@ -169,10 +169,18 @@ static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_progr
     d->host->free(d->host, binaries[own], sizes[own]);
 }
 
-/* The compiler refuses the program, not the device. */
-static int is_refused(cl_int code) {
-    return code == CL_BUILD_PROGRAM_FAILURE || code == CL_INVALID_BUILD_OPTIONS ||
-           code == CL_COMPILE_PROGRAM_FAILURE || code == CL_LINK_PROGRAM_FAILURE;
+/* How often the compiler may refuse a program before it is not asked again, which takes seconds.
+ * Some errors speak of the program. Others may have a cause that passes, but need not: NVIDIA's
+ * driver answers -9999 where its assembler does not take the PTX. So a later plan tries once more.
+ * Lack of memory and a lost device are no refusals. */
+static int most_refusals(cl_int code) {
+    switch (code) {
+    case CL_BUILD_PROGRAM_FAILURE:
+    case CL_COMPILE_PROGRAM_FAILURE:
+    case CL_LINK_PROGRAM_FAILURE:
+    case CL_INVALID_BUILD_OPTIONS: return 1;
+    default: return tess_opencl_status(code) == TESS_ERROR_NATIVE ? 2 : 0;
+    }
 }
 
 /* UNSUPPORTED: the compiler does not take what may fail, and entry->refusal says so. */
@@ -198,7 +206,9 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
     }
     build_log(d, program, text, sizeof text);
     d->cl->clReleaseProgram(program);
-    if (entry->may_fail && is_refused(code)) {
+    const int most = entry->may_fail ? most_refusals(code) : 0;
+    if (most > 0) {
+        entry->refused = ++entry->refusals >= most;
         snprintf(entry->refusal, sizeof entry->refusal,
                  "the driver's compiler does not take it (%s, %d): %.160s",
                  tess_opencl_error_name(code), (int)code, text);
@@ -223,7 +233,7 @@ static tess_cache_key key_of(const opencl_device *d, const unsigned char *source
  * `function` of it, and entry->refusal says why. */
 static tess_status compile(const opencl_device *d, const tess_cache_key *key, const char *function,
                            uint32_t threads, opencl_program *entry) {
-    if (entry->refusal[0]) return TESS_ERROR_UNSUPPORTED;
+    if (entry->refused) return TESS_ERROR_UNSUPPORTED;
     if (entry->program) return TESS_OK;
     cl_program program = from_cache(d, key);
     tess_status status = program ? TESS_OK : from_source(d, key, entry, &program);
@@ -235,8 +245,8 @@ static tess_status compile(const opencl_device *d, const tess_cache_key *key, co
         d->cl->clReleaseProgram(program);
         return status;
     }
-    if (!kernel_fits(d, kernel, threads, entry->refusal, sizeof entry->refusal))
-        status = TESS_ERROR_UNSUPPORTED;
+    entry->refused = !kernel_fits(d, kernel, threads, entry->refusal, sizeof entry->refusal);
+    if (entry->refused) status = TESS_ERROR_UNSUPPORTED;
     d->cl->clReleaseKernel(kernel);
     if (status == TESS_OK)
         entry->program = program;
@@ -437,8 +447,8 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     uint32_t threads = 0;
     pthread_mutex_lock(&d->building);
     const tess_status status = program_of(d, row, key, shape, backward, &entry, &threads);
+    if (status == TESS_ERROR_UNSUPPORTED) host->fail(host, status, "%s", entry->refusal);
     pthread_mutex_unlock(&d->building);
-    if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);
     TESS_RETURN_IF_ERROR(
         state_create(d, row, entry->program, key->max_in_flight ? key->max_in_flight : 1, &state));

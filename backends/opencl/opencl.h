@@ -40,7 +40,9 @@ typedef struct opencl_intel {
 typedef struct opencl_program {
     cl_program program;
     int may_fail; /* a row below takes its problems if the driver's compiler does not take it */
-    char refusal[256]; /* why the device cannot run it; "" while nothing is known */
+    int refusals; /* how often that compiler did not take it */
+    int refused;  /* nobody tries again */
+    char refusal[256]; /* why the device cannot run it */
 } opencl_program;
 
 typedef struct opencl_device {

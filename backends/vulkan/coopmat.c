@@ -19,11 +19,11 @@ void tess_vk_matrix_chain_make(tess_vk_matrix_chain *c, int bfloat16) {
     if (bfloat16) c->subgroups.next = &c->bfloat16;
 }
 
-/* The sizes of a product that the kernel is made for. */
+/* The sizes of a product that the kernel is made for. P comes to an operand by whole results. */
 static int takes(const vk_matrix_properties *p, uint32_t type) {
     const uint32_t result = TVK_COMPONENT_FLOAT32, k = p->k;
     return (p->m == 8 || p->m == 16) && (p->n == 8 || p->n == 16) && (k == 8 || k == 16) &&
-           p->a == type && p->b == type && p->c == result && p->result == result &&
+           p->n <= k && p->a == type && p->b == type && p->c == result && p->result == result &&
            p->scope == TVK_SCOPE_SUBGROUP;
 }
 

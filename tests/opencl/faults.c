@@ -286,6 +286,90 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
+/* Somebody with a device, of Tessera's own or with `native`, and a problem. */
+typedef struct user {
+    tess_runtime *runtime;
+    tess_device *device;
+    problem p;
+} user;
+
+static void user_begin(user *u, const tess_opencl_native *native) {
+    const tess_runtime_desc rd = {
+        .struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = 1};
+    const tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0", .native = native};
+    char error[256];
+    assert_int_equal(problem_parse(&u->p, line, error, sizeof error), 0);
+    assert_ok(tess_runtime_create(&rd, &u->runtime));
+    assert_ok(tess_device_open(u->runtime, &dd, &u->device));
+}
+
+static void user_end(user *u) {
+    tess_device_release(u->device);
+    tess_runtime_release(u->runtime);
+    problem_free(&u->p);
+}
+
+/* The kernel of a new plan, which is released. */
+static void plan_takes(const user *u, const char *wanted) {
+    instance x;
+    tess_plan_info info = {.struct_size = sizeof info};
+    assert_ok(instance_create(&x, u->device, &u->p, NULL, 0));
+    assert_ok(tess_plan_query(x.plan, &info));
+    assert_string_equal(info.kernel, wanted);
+    instance_release(&x);
+}
+
+/* Where the driver's compiler does not take the kernel, the next row takes the plans. It is not
+ * asked for each of them: once where its error speaks of the program, else twice. What it takes the
+ * second time is taken from then on. */
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *mode, *later; /* LOADER_NVIDIA for the first plan, and for the others */
+        int asked, taken;
+    } cases[] = {{"refuses", "8.0", 1, 0},
+                 {"refuses newer", "refuses newer", 2, 0},
+                 {"refuses newer", "8.0", 1, 1}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        user u;
+        reset();
+        assert_int_equal(setenv("LOADER_NVIDIA", cases[n].mode, 1), 0);
+        user_begin(&u, NULL);
+        plan_takes(&u, "opencl/portable");
+        assert_int_equal(setenv("LOADER_NVIDIA", cases[n].later, 1), 0);
+        for (int plans = 0; plans < 3; plans++)
+            plan_takes(&u, cases[n].taken ? kernel : "opencl/portable");
+        assert_int_equal(control->refused, cases[n].asked);
+        user_end(&u);
+    }
+    assert_int_equal(unsetenv("LOADER_NVIDIA"), 0);
+}
+
+/* A kernel that has to check itself does so on a device of Tessera's own, and on a wrapped one with
+ * a queue. Without a queue nothing runs unasked: it is taken only with a verdict. */
+static void test_checks_with_a_queue(void **state) {
+    (void)state;
+    user u;
+    assert_int_equal(setenv("LOADER_NVIDIA", "8.0 unproved", 1), 0);
+    application_begin();
+    const tess_opencl_native native = {
+        .struct_size = sizeof native, .context = context, .device = cl_device};
+    tess_opencl_native with_queue = native;
+    cl_int code = CL_SUCCESS;
+    with_queue.queue =
+        cl.clCreateCommandQueue(context, cl_device, CL_QUEUE_PROFILING_ENABLE, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    const tess_opencl_native *const devices[] = {&native, &with_queue, &native};
+    for (int n = 0; n < 3; n++) {
+        user_begin(&u, devices[n]);
+        plan_takes(&u, n ? kernel : "opencl/portable");
+        user_end(&u);
+    }
+    cl.clReleaseCommandQueue(with_queue.queue);
+    application_end();
+    assert_int_equal(unsetenv("LOADER_NVIDIA"), 0);
+}
+
 static void test_gradients_again(void **state) {
     (void)state;
     static const again a = {again_fail, failures, failed, again_run, again_live};
@@ -351,6 +435,8 @@ int main(void) {
         TEST(test_no_host_memory),
     };
     const struct CMUnitTest kernel_tests[] = {
+        TEST(test_refusals),
+        TEST(test_checks_with_a_queue),
         TEST(test_same_plan_again),
         LIFE_TEST("no memory, once", test_calls_fail, CL_OUT_OF_RESOURCES, 0, 0),
         LIFE_TEST("device gone", test_calls_fail, CL_DEVICE_NOT_AVAILABLE, 1, 1),

@@ -224,7 +224,9 @@ cl_int clBuildProgram(cl_program a, cl_uint b, const cl_device_id *c, const char
                       void (*e)(cl_program, void *), void *f) {
     if (fails("clBuildProgram")) return control.code;
     const char *options = nvidia_options(a, d);
-    return options ? real.clBuildProgram(a, b, c, options, e, f) : CL_BUILD_PROGRAM_FAILURE;
+    if (options) return real.clBuildProgram(a, b, c, options, e, f);
+    control.refused++;
+    return nvidia_refusal();
 }
 
 EXPORT cl_int clGetProgramBuildInfo(cl_program a, cl_device_id b, cl_uint c, size_t d, void *e,

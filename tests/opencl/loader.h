@@ -21,6 +21,7 @@ typedef struct loader_control {
     int code;               /* the error that failing calls give */
     int failures;           /* calls that failed */
     const char *failed;     /* the name of the last of them */
+    int refused;            /* programs that nvidia.h had refused */
     int live[LOADER_KINDS]; /* references taken and not given back, by kind */
     int shown; /* the state that every event seems to have: CL_RUNNING or an error; 0: the truth */
 } loader_control;

@@ -135,11 +135,15 @@ const char *nvidia_source(const char *source, size_t size) {
     return NULL;
 }
 
+static int refuses_newer(void) { return !intel_mode() && strcmp(mode(), "refuses newer") == 0; }
+
+/* NVIDIA's driver has a number of its own for what its assembler does not take. */
+cl_int nvidia_refusal(void) { return refuses_newer() ? -9999 : CL_BUILD_PROGRAM_FAILURE; }
+
 const char *nvidia_log(void) {
-    return strcmp(mode(), "refuses newer") != 0 || intel_mode()
-               ? NULL
-               : "ptxas application ptx input, line 9; fatal : Unsupported .version 7.0; current "
-                 "version is '6.4'\n";
+    return refuses_newer() ? "ptxas application ptx input, line 9; fatal : Unsupported .version "
+                             "7.0; current version is '6.4'\n"
+                           : NULL;
 }
 
 const char *nvidia_options(cl_program program, const char *options) {

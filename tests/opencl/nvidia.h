@@ -23,6 +23,8 @@ const char *nvidia_source(const char *source, size_t size);
 /* Takes note of the options of a program; those for the text above, NULL where the compiler is to
  * refuse it. */
 const char *nvidia_options(cl_program program, const char *options);
+/* What it gives then. */
+cl_int nvidia_refusal(void);
 /* What such a compiler has to say; NULL: the log of the real one. */
 const char *nvidia_log(void);
 void nvidia_buffer(cl_mem buffer, size_t size);
@@ -46,6 +48,7 @@ static inline const char *nvidia_options(cl_program program, const char *options
     (void)program;
     return options;
 }
+static inline cl_int nvidia_refusal(void) { return CL_BUILD_PROGRAM_FAILURE; }
 static inline const char *nvidia_log(void) { return NULL; }
 static inline void nvidia_buffer(cl_mem buffer, size_t size) { (void)buffer, (void)size; }
 static inline void nvidia_release(const void *object) { (void)object; }

@@ -45,7 +45,7 @@ says "opencl/nv_mma refuses: the driver's compiler does not take it"
 says 'opencl/portable accepts'
 # PTX that is newer than the driver; its compiler's words are part of the reason.
 export LOADER_NVIDIA='refuses newer'
-why="the driver's compiler does not take it (CL_BUILD_PROGRAM_FAILURE, -11): ptxas application ptx"
+why="the driver's compiler does not take it (an error without a name, -9999): ptxas application ptx"
 why="$why input, line 9; fatal : Unsupported .version 7.0; current version is '6.4'"
 named dtype=f16 "$why"
 run dtype=f16 || { echo "the next row does not take the problem"; cat "$log"; exit 1; }

@@ -275,6 +275,54 @@ static void test_turns(void **state) {
     tess_layout_release(other);
 }
 
+/* Where columns are few, the query heads of each kv head are cut, if the kernel can add up parts:
+ * their sums have workspace behind the strips, for each key of each kv head. */
+static void test_parts(void **state) {
+    (void)state;
+    enum { SUM_BYTES = 2 * DIM * 4 + 8 };
+    const tess_pattern dense = {.struct_size = sizeof dense, .block = 4};
+    static const struct {
+        uint32_t sum_bytes, workers, flags, parts;
+        int64_t keys;
+    } cases[] = {{SUM_BYTES, 64, 0, 2, KEYS},
+                 {0, 64, 0, 1, KEYS},
+                 {SUM_BYTES, 1, 0, 1, KEYS},
+                 {SUM_BYTES, 64, 0, 1, 200000},
+                 {SUM_BYTES, 64, TESS_PLAN_BATCH_INVARIANT, 1, KEYS},
+                 {SUM_BYTES, 64, 0, 1, 4 /* steps are too few for two parts */}};
+    tess_layout_release(layout);
+    layout = make_layout(runtime, &dense, HEADS, KV_HEADS, 200000);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        tess_plan_desc d = plan_desc();
+        d.flags = cases[n].flags;
+        d.kv_len = cases[n].keys;
+        if (cases[n].keys < ROWS) d.q_len = cases[n].keys;
+        rig.kernel.stages = ONE_PASS;
+        rig.kernel.sum_bytes = cases[n].sum_bytes;
+        rig.caps.parallel_jobs = cases[n].workers;
+        tess_device_release(device);
+        device = open_device(runtime);
+        run_replan(&d);
+        const uint64_t keys = (uint64_t)(BATCH * cases[n].keys * KV_HEADS),
+                       sums = cases[n].parts > 1 ? keys : 0, strips = plan->memory.n_strips;
+        uint64_t columns = 0;
+        for (uint64_t c = 0; c < plan->memory.n_columns; c++)
+            columns += plan->tables.columns[c].keys;
+        assert_int_equal(cases[n].parts, plan->column_parts);
+        assert_int_equal(keys * cases[n].parts, columns);
+        assert_int_equal(sums, plan->memory.n_sums);
+        if (sums == 0) continue;
+        /* on the first boundary behind the strips */
+        assert_in_range(plan->memory.sums_at - (64 + strips * HEADS * 100), 0, 63);
+        assert_int_equal(plan->memory.sums_at + sums * SUM_BYTES, plan->memory.workspace_bytes);
+        fill(plan);
+        launched();
+        assert_int_equal(HEADS / KV_HEADS / 2, rig.launch.column_heads);
+        assert_int_equal(sums, rig.launch.n_sums);
+        assert_int_equal(plan->memory.sums_at, rig.launch.sums_at);
+    }
+}
+
 /* Sequences without rows or without keys are there, and every row has its strip. */
 static void test_tables(void **state) {
     (void)state;
@@ -577,10 +625,10 @@ static void test_bytes(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_refusals), TEST(test_positions),
-                             TEST(test_refusing_kernels), TEST(test_kernels), TEST(test_key),
-                             TEST(test_turns), TEST(test_tables), TEST(test_nothing),
-                             TEST(test_wanted), TEST(test_ranges), TEST(test_missing),
-                             TEST(test_strides), TEST(test_overlaps), TEST(test_wide),
-                             TEST(test_forward), TEST(test_failing_memory), TEST(test_bytes));
+    return RUN_TESTS_BETWEEN(
+        setup, run_teardown, TEST(test_refusals), TEST(test_positions), TEST(test_refusing_kernels),
+        TEST(test_kernels), TEST(test_key), TEST(test_turns), TEST(test_parts), TEST(test_tables),
+        TEST(test_nothing), TEST(test_wanted), TEST(test_ranges), TEST(test_missing),
+        TEST(test_strides), TEST(test_overlaps), TEST(test_wide), TEST(test_forward),
+        TEST(test_failing_memory), TEST(test_bytes));
 }

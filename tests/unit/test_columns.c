@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Columns against the formulas of tessera.h: thousands of random layouts, batches and tiles. Every
- * key of every sequence is in exactly one column of its kv head, and what a kernel would see of the
+ * key of every sequence is in exactly one column of its kv head, or of each part of its query heads
+ * where these are cut, and what a kernel would see of the
  * segments, pair by pair, is what the pattern keeps, each pair in exactly one segment.
  */
 #include <tessera/tessera_column_walk.h>
@@ -85,7 +86,7 @@ static void see_column(const instance *c, const tess_column *column, uint8_t *pa
     }
 }
 
-/* Every key once, for each kv head. */
+/* Every key once, for each kv head and part. */
 static void see_keys(const instance *c, const tess_column *column, uint8_t *keys) {
     const tess_sequence *q = &c->b.sequences[column->sequence];
     const uint32_t block = (uint32_t)block_size(&c->b.x);
@@ -113,7 +114,7 @@ static void check_sequence(const instance *c, uint32_t sequence) {
     }
     for (int32_t g = 0; g < kv_heads; g++)
         for (int64_t t = 0; t < q->kv_len; t++)
-            if (keys[g * (int64_t)q->kv_len + t] != (t >= key))
+            if (keys[g * (int64_t)q->kv_len + t] != (t >= key ? c->parts : 0))
                 FAIL(&c->b, "sequence %u (keys %lld to %d), kv head %d: key %lld is in %d columns",
                      sequence, (long long)key, q->kv_len, g, (long long)t,
                      keys[g * (int64_t)q->kv_len + t]);
@@ -133,14 +134,55 @@ static uint64_t cost(const instance *c, const tess_column *column) {
     return rows;
 }
 
-/* Longest first. Where sections are asked for, the order may begin anew with a kv head that comes
- * after all before. */
+/* The part of a kv head's query heads that a column has; that of `before` if it has no rows. */
+static uint32_t part_of(const instance *c, const tess_column *column, uint32_t before) {
+    const uint32_t group = (uint32_t)(c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads);
+    if (column->segments == 0) return before;
+    return c->segments[column->segment].head % group / (group / c->parts);
+}
+
+/* Columns with the same keys have query heads of one part each, and come in their order: a kernel
+ * adds up what they have. */
+static void check_parts(const instance *c) {
+    const uint32_t heads = (uint32_t)c->b.x.layout.n_heads,
+                   each = heads / (uint32_t)c->b.x.layout.n_kv_heads / c->parts;
+    uint32_t *seen;
+    if (c->parts == 1) return;
+    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        const tess_column *a = &c->out[n];
+        const uint32_t part = part_of(c, a, 0);
+        for (uint32_t m = 0; m < a->segments; m++) {
+            const tess_segment *s = &c->segments[a->segment + m];
+            const uint32_t first = a->kv_head * each * c->parts + part * each;
+            if (s->head < first || s->head + s->heads > first + each)
+                FAIL(&c->b, "column %llu has heads of two parts", (unsigned long long)n);
+        }
+    }
+    seen = calloc((size_t)c->b.n_sequences * heads * 256, sizeof *seen);
+    assert_non_null(seen);
+    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        const tess_column *a = &c->out[n];
+        assert_true(a->key < 256);
+        uint32_t *next = &seen[((uint64_t)a->sequence * heads + a->kv_head) * 256 + a->key];
+        if (a->segments > 0 && part_of(c, a, 0) != *next)
+            FAIL(&c->b, "column %llu: part %u of key %u comes as number %u", (unsigned long long)n,
+                 part_of(c, a, 0), a->key, *next);
+        ++*next;
+    }
+    free(seen);
+}
+
+/* Longest first. Where sections are asked for, the order may begin anew with a kv head, or a part
+ * of one, that comes after all before. */
 static void check_order(const instance *c) {
     const uint64_t most = c->columns.most;
     uint64_t last = 0, least = 0;
     for (uint64_t n = 0; n < c->columns.n_columns; n++) {
         const tess_column *b = &c->out[n], *a = n ? b - 1 : b;
-        const uint64_t kv = (uint64_t)b->sequence << 16 | b->kv_head;
+        uint64_t kv = (uint64_t)b->sequence << 16 | b->kv_head;
+        kv = kv << 16 | part_of(c, b, c->parts - 1);
+        if (b->segments == 0 && c->parts > 1 && kv > last)
+            kv = larger((int64_t)least, (int64_t)last);
         if (smaller(cost(c, a), most) < smaller(cost(c, b), most)) {
             if (c->section_rows == 0 || kv <= last)
                 FAIL(&c->b, "column %llu is out of order", (unsigned long long)n);
@@ -154,6 +196,7 @@ static void check_order(const instance *c) {
 
 static void instance_check(const instance *c) {
     if (!c->turns) check_order(c);
+    check_parts(c);
     for (uint32_t s = 0; s < c->b.n_sequences; s++) check_sequence(c, s);
 }
 
@@ -166,20 +209,21 @@ static void instance_try(instance *c) {
 
 static void test_against_formulas(void **state) {
     (void)state;
-    uint64_t seed = 131, segments = 0, joined = 0, apart = 0;
+    uint64_t seed = 131, segments = 0, joined = 0, apart = 0, cut = 0;
     for (int n = 0; n < 3000; n++) {
         instance c;
         instance_random(&c, &seed, test_between(&seed, 0, 3) ? 70 : 160);
         instance_plan(&c);
         instance_check(&c);
         segments += c.columns.n_segments;
+        cut += c.parts > 1;
         for (uint64_t m = 0; m < c.columns.n_columns; m++) {
             joined += c.out[m].first_blocks < c.out[m].blocks;
             apart += c.out[m].step > (uint32_t)block_size(&c.b.x);
         }
         instance_free(&c);
     }
-    assert_true(segments > 10000 && joined > 500 && apart > 1000);
+    assert_true(segments > 10000 && joined > 500 && apart > 1000 && cut > 100);
 }
 
 /* Columns that repeat the one before. */
@@ -326,6 +370,24 @@ static void test_known_groups(void **state) {
     assert_int_equal(8 * 64, c.columns.n_segments);
     assert_int_equal(4, c.segments[0].heads);
     instance_free(&c);
+    /* One kv head in four parts: as many columns of each. */
+    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 8, 1, 8192, true,
+          0);
+    assert_int_equal(64, c.columns.n_columns);
+    instance_free(&c);
+    memset(&c, 0, sizeof c);
+    batch_of(&c.b, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 8, 1, 200, 200,
+             200);
+    c.tile_keys = 16;
+    c.step_rows = 8;
+    c.turns = true;
+    c.most_parts = 4;
+    instance_plan(&c);
+    assert_int_equal(4, c.parts);
+    assert_int_equal(4 * 13, c.columns.n_columns);
+    assert_int_equal(2, c.segments[0].heads);
+    instance_check(&c);
+    instance_free(&c);
 }
 
 /* In batch-invariant plans a sequence's columns have the order that they have alone, also where a
@@ -371,7 +433,7 @@ static void test_too_many_columns(void **state) {
     tess_jobs jobs;
     tess_columns columns;
     assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
-    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, 0));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, 1, 0));
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
     tess_columns_release(&columns);
     tess_jobs_release(&jobs);
@@ -391,7 +453,7 @@ static void test_failing_memory(void **state) {
             heap.calls = 0;
             heap.fail_at = at;
             tess_status status =
-                tess_columns_create(&c.columns, &c.b.jobs, 16, 8, columns_flags(&c));
+                tess_columns_create(&c.columns, &c.b.jobs, 16, 8, parts_of(&c), columns_flags(&c));
             if (status == TESS_OK) status = tess_columns_count(&c.columns);
             heap.fail_at = 0;
             tess_columns_release(&c.columns);

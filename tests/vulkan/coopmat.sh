@@ -23,7 +23,13 @@ folder=$2
 masks=$3
 properties=$4
 interop=$5
-validated "the list" "$program" --device vulkan/coopmat --masks "$masks" || exit 1
+found=$(validated "the list" "$program" --device vulkan/coopmat --masks "$masks")
+status=$?
+echo "$found"
+[ "$status" = 0 ] || exit 1
+# Those of float16 and a head_dim up to 128. One that refuses more is found here.
+took=$(echo "$found" | sed -n 's,^vulkan/coopmat took \([0-9]*\) problems$,\1,p')
+[ "${took:-0}" -ge 70 ] || { echo "the list has 70 problems for this kernel at least"; exit 1; }
 # What the list has of other types or not at all: pages, few rows, merges, large blocks and scores.
 # Here the device has its choice, which this makes the kernel: it fails if that refuses.
 export TESSERA_KERNEL=vulkan/coopmat

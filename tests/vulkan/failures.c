@@ -794,6 +794,7 @@ static void test_matrices(void **state) {
         {8, 8, 8, F16, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
         {12, 8, 8, F32, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
         {8, 8, 24, F32, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
+        {16, 16, 8, F32, MANY, 0, NULL, usual, "no size of float16 or bfloat16 matrices"},
         {16, 16, 16, F32, 16000, 0, NULL, usual, "bytes of shared memory, maxComputeSharedMemory"},
         {8, 8, 8, F32, MANY, 0, NULL, "pattern=dense heads=1 q_len=40 head_dim=128 dtype=f32",
          "dtype is f32"},

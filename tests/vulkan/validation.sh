@@ -38,4 +38,5 @@ if [ -s "$scratch/messages" ]; then
   echo "$label: messages of the validation layer"
   exit 1
 fi
+grep -a ' took [0-9]* problems$' "$scratch/output"
 echo "$label: no message"

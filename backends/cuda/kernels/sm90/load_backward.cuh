@@ -183,10 +183,7 @@ __device__ __forceinline__ void load_keys(backward_memory<Shape> *m,
 /* Waits until it is the column's turn at a strip. */
 __device__ __forceinline__ void wait_turn(const uint32_t *word, uint32_t wanted) {
     delay();
-    uint32_t now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-    } while (now != wanted);
+    while (load_acquire(word) != wanted) {}
     fence_proxies();
 }
 /* Gives the turn to the next column, once everything that was added is in memory. */
@@ -194,8 +191,7 @@ __device__ __forceinline__ void leave_turn(uint32_t *word, uint32_t leaves) {
     delay();
     tma_store_wait();
     fence_proxies();
-    asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(leaves)
-                 : "memory");
+    store_release(word, leaves);
 }
 
 /* The warp that adds dQ of each step to its accumulators. */

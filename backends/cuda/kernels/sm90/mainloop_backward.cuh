@@ -26,7 +26,7 @@
 
 namespace tess {
 
-enum { DS_BARRIER = 1 };
+enum { DS_BARRIER = 1, SUM_BARRIER = 3 /* and the next one: of a warpgroup each */ };
 
 template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward {
     static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
@@ -423,10 +423,49 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
         }
     }
 
+    /*
+     * Adds dK and dV of the own keys to those of the columns with the same keys and other query
+     * heads, in the order of the parts. True for the last one, which has the sums.
+     */
+    __device__ __forceinline__ bool add_up(const column_info *c, int32_t part) {
+        const int64_t first = (int64_t)c->kv_batch * a->kv_tokens + c->kv_start;
+        const uint32_t kv_heads = a->heads / a->group, width = 2 * a->head_dim;
+        uint32_t *turn = (uint32_t *)a->sum_turns +
+                         ((first + c->token[0]) * kv_heads + c->kv_head) * 2 + warpgroup;
+        const bool ends = part + 1 == (int32_t)a->parts;
+        gradient_rows sums = {{0, 0}, (int32_t)a->head_dim, true, false, true};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int32_t token = c->token[warpgroup * 64 + warp * 16 + lane / 4 + 8 * r];
+            if (token != NO_KEY)
+                sums.row[r] = a->sums + ((first + token) * kv_heads + c->kv_head) * width * 4;
+        }
+        gradient_rows sums_k = sums;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (sums.row[r]) sums_k.row[r] += a->head_dim * 4;
+        if (part > 0) {
+            delay();
+            if (threadIdx.x % 128 == 0)
+                while (load_acquire(turn) != (uint32_t)part) {}
+            named_barrier_sync<128>(SUM_BARRIER + warpgroup);
+            add_floats(dv, sums, lane);
+            add_floats(dk, sums_k, lane);
+        }
+        if (ends) return true;
+        store_floats(dv, 1.0f, sums, lane);
+        store_floats(dk, 1.0f, sums_k, lane);
+        __threadfence();
+        named_barrier_sync<128>(SUM_BARRIER + warpgroup);
+        if (threadIdx.x % 128 == 0) store_release(turn, part + 1);
+        return false;
+    }
+
     /* Writes dK and dV of the own keys. */
     __device__ __forceinline__ void store_column(const column_info *c) {
-        const int32_t kv_head = c->kv_head, batch = c->kv_batch;
+        const int32_t kv_head = c->kv_head, batch = c->kv_batch, part = c->part;
         const int64_t start = c->kv_start;
+        if (part >= 0 && !add_up(c, part)) return;
 #pragma unroll
         for (int tensor = TESS_SM90_D_V; tensor >= TESS_SM90_D_K; tensor--) {
             const tess_sm90_tensor *t = &a->tensor[tensor];

@@ -115,6 +115,17 @@ __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* A word in global memory by which thread blocks tell each other that something is in memory. */
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t *word) {
+    uint32_t now;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    return now;
+}
+__device__ __forceinline__ void store_release(uint32_t *word, uint32_t value) {
+    asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value)
+                 : "memory");
+}
+
 /* A named barrier of two warpgroups: one waits for the arrival of the other. */
 template <int THREADS = 256> __device__ __forceinline__ void named_barrier_sync(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");

@@ -48,6 +48,11 @@ template <typename Shape> struct scheduler {
         return tables() + a->segments_at + (uint64_t)m->walk.segment * TESS_SEGMENT_WORDS;
     }
 
+    __device__ __forceinline__ uint32_t first_head(uint32_t segment) const {
+        return TESS_LOW_HALF(tables()[a->segments_at + (uint64_t)segment * TESS_SEGMENT_WORDS +
+                                      TESS_WORD_SEGMENT_HEAD]);
+    }
+
     __device__ __forceinline__ void begin_column(const uint32_t *column, uint32_t number_in_plan,
                                                  column_info *to) {
         const uint32_t number = column[TESS_WORD_COLUMN_SEQUENCE],
@@ -77,6 +82,9 @@ template <typename Shape> struct scheduler {
             w->leave = number_in_plan + 1;
             to->keys = keys;
             to->kv_head = TESS_LOW_HALF(column[TESS_WORD_COLUMN_KV_HEAD]);
+            to->part = -1;
+            if (a->parts > 1 && segment < end_segment)
+                to->part = first_head(segment) % a->group / a->column_heads;
             to->kv_batch = sequence[TESS_WORD_SEQUENCE_KV_BATCH];
             to->kv_len = sequence[TESS_WORD_SEQUENCE_KV_LEN];
             to->kv_start = word64(sequence + TESS_WORD_SEQUENCE_KV_START);
