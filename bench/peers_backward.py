@@ -203,6 +203,29 @@ class Bench(Bars):
             rate = plan.info.flops / statistics.median(t) * 1e-12
             self.report(title, rate, 340, "TFLOP/s", spread_of=[t])
 
+    def few(self):
+        """Layers of few kv heads and keys, as ranks have them that share a model's heads."""
+        for batch, heads, kv_heads, head_dim, tokens in (
+            (1, 8, 1, 128, 8192),
+            (1, 8, 1, 128, 4096),
+            (1, 16, 2, 128, 4096),
+            (1, 5, 1, 64, 7936),
+            (1, 32, 8, 128, 1024),
+            (4, 8, 1, 128, 1024),
+        ):
+            title = f"few columns, {batch} x {heads}/{kv_heads} D={head_dim}, {tokens} tokens"
+            with Row(self, title):
+                layer = self.layer((batch, heads, kv_heads, head_dim, tokens), pattern(DENSE))
+                plans = {name: self.own(layer, how) for name, how in TURNS}
+                flops, peers = plans["not guaranteed"].info.flops, {}
+                for name in ("cuDNN", "FlashAttention-2"):
+                    peers[name] = self.peer(name, layer)
+                    layer.check_peer(name, peers[name]())
+                t = self.turns([(n, flops, f) for n, f in (peers | plans).items()])
+                rival = min(peers, key=lambda name: statistics.median(t[name]))
+                self.over(f"{title}: over {rival}", t[rival], t["not guaranteed"], 1.0)
+                self.over(f"{title}, default: over {rival}", t[rival], t["default"], 1.0)
+
     def sm80(self):
         """The kernel of older GPUs, on this one."""
         kernel = None if self.device.dry else "cuda/sm80"
@@ -326,7 +349,7 @@ def plain(q, k, v):
     return (torch.softmax(s.masked_fill(late, -math.inf), -1) @ v.float()).to(q.dtype)
 
 
-PARTS = "dense,s2,blocks,phi3,window,sm80,planning,portable"
+PARTS = "dense,s2,blocks,phi3,window,few,sm80,planning,portable"
 
 
 def run(options):
