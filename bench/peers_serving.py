@@ -353,17 +353,22 @@ class Serving:
         """Nodes of a captured graph: those of a layer, and those of a step for all layers."""
         if self.device.dry:
             print("    counts of nodes need a GPU; a dry run makes the calls only", flush=True)
-        for name, batch, length in (
-            ("64 x 8k", 64, 8192), ("1 x 128k", 1, 131072), ("256 x 2k", 256, 2048)
+        for name, batch, length, chunk in (
+            ("64 x 8k", 64, 8192, 0),
+            ("1 x 128k", 1, 131072, 0),
+            ("256 x 2k", 256, 2048, 0),
+            # Each kernel of such a plan is launched in every step.
+            ("64 x 8k and chunks of 512 rows", 64, 8192, 512),
         ):
             batch, length = self.device.size(batch, length)
             length = max(64, length)
             try:
                 plan, info, cache, prepare, fields, q, o, keep = self.step_plan(
-                    batch, length, [length] * batch
+                    batch, length, [length] * batch, chunk=min(chunk, length)
                 )
                 k, v = (
-                    self.normal(1, batch, KV_HEADS, HEAD_DIM) for _ in range(2)
+                    self.normal(1, batch + min(chunk, length), KV_HEADS, HEAD_DIM)
+                    for _ in range(2)
                 )
                 append = plan.append(k, v, *cache.layers[0], **fields)
                 run = plan.on(q, *cache.layers[0], o, **fields)

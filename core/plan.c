@@ -91,15 +91,15 @@ static tess_status check_page(const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
-/* What a plan or a step decides by itself needs at most so much workspace. */
-#define MOST_WORKSPACE (UINT64_C(24) << 20)
+/* The partial results of a plan or a step that decides by itself fit 24 MiB, together with a GPU
+ * kernel's few words of scratch memory and alignment. That of a CPU grows with its threads. It does
+ * not count, or results would have other bits with another number of threads. */
+#define MOST_PARTIAL_BYTES ((UINT64_C(24) << 20) - 4352)
 
 /* The kernel for the longest sequences, whose partial results have most rows, gets half of it. */
 static uint64_t partial_bytes_of(const tess_plan *plan, const tess_share *share) {
-    const uint64_t scratch = share->kernel.scratch_bytes + 4096, /* and alignment */
-        others = plan->n_shares - 1, is_last = share == &plan->shares[others];
-    if (scratch >= MOST_WORKSPACE) return 1;
-    return (MOST_WORKSPACE - scratch) / (others == 0 ? 1 : is_last ? 2 : 2 * others);
+    const uint64_t others = plan->n_shares - 1, is_last = share == &plan->shares[others];
+    return MOST_PARTIAL_BYTES / (others == 0 ? 1 : is_last ? 2 : 2 * others);
 }
 
 static tess_split_model split_model(const tess_plan *plan, const tess_share *share) {

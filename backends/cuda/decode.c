@@ -132,13 +132,14 @@ static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
 
 /* Whether workgroups with a single stage read as fast as the memory allows: four warps of a
  * multiprocessor, or with codes all of one workgroup. With more in flight, some multiprocessors get
- * more than their share of the bandwidth, and the last ones end later. In pages a stage waits for
- * its page id, too, and lengths of a step may differ. */
+ * more than their share of the bandwidth, and the last ones end later. Lengths of a step may
+ * differ, and stages of sparse patterns wait for entries and slots. Pages and slots must not
+ * decide: which warp has a key changes bits, and these do not depend on where K and V lie. */
 static int suits_one_stage(const tess_driver_device *d, const instance *x,
                            const tess_kernel_key *key, uint32_t groups) {
     return machine_of(d)->one_stage && x->head_dim == 128 &&
-           (x->element == 1 ? groups == 1 : x->keys > TESS_DECODE_RUN) && key->page == 0 &&
-           !key->compact && !key->steps;
+           (x->element == 1 ? groups == 1 : x->keys > TESS_DECODE_RUN) && !key->has_entries &&
+           !key->steps;
 }
 
 /* Chooses workgroups by the number of unsplit jobs. If larger workgroups nearly fill the device,

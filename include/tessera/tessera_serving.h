@@ -346,11 +346,13 @@ TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc
  * plan.
  *
  * kv_split works as in other plans, except that with 0 every step decides by itself, from its own
- * lengths. Its workspace is at most 24 MiB then. Given equal lengths, all devices cut a step into
- * the same parts if their kernels have the same costs, and so does a plan whose lengths the host
- * knows, if its kernel and tiles are the same. With kv_split 0 that is true where the longest
- * sequence has q_len rows, too: the room for partial results is measured by the capacity's. And no
- * sequence may have 16,384 key blocks or more, which the host counts in coarser steps.
+ * lengths. Its workspace is at most 24 MiB then, beside the scratch memory of a CPU's threads.
+ * Given equal lengths, all devices cut a step into the same parts if their kernels have the same
+ * costs, and so does a plan whose lengths the host knows, if its kernel, that kernel's costs and
+ * its tiles are the same. A kernel's costs may follow from the capacities. With kv_split 0 the
+ * longest sequence must have q_len rows, too: the room for partial results is measured by the
+ * capacity's. And no sequence may have 16,384 key blocks or more, which the host counts in coarser
+ * steps.
  *
  * q_lens, kv_lens, cu_q_lens, cu_kv_lens, q_first and kv_first are INVALID: lengths come with the
  * step. A plan with TESS_PLAN_DEVICE_PARTS has slots and lists for parts that begin anywhere below

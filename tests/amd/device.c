@@ -209,6 +209,7 @@ static tess_status run(const emulated_device *device, message *m) {
 }
 
 static tess_status forward(const emulated_device *device, const tess_launch *l) {
+    enum { STEP_GROUPS = 3 };
     const tess_portable_shape *shape = l->kernel->impl;
     const char *dtype = tess_portable_dtype(l->dtype);
     message m = begin_attention(device, l);
@@ -227,6 +228,8 @@ static tess_status forward(const emulated_device *device, const tess_launch *l) 
     m.shared_bytes = TESS_MERGE_SHARED_BYTES;
     tess_portable_merge_args(l, 0, l->n_merges, 1, &m.args.attention);
     m.workgroups = m.args.attention.items * tess_portable_merge_groups(l);
+    /* The workgroups of a step share out its merges: here there are too few for one each. */
+    if (l->tables->has_step && m.workgroups > STEP_GROUPS) m.workgroups = STEP_GROUPS;
     return run(device, &m);
 }
 

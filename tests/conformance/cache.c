@@ -401,6 +401,16 @@ static const struct {
     {("pattern=window left=90 sinks=70 block=16 heads=2 head_dim=40 batch=3 q_len=1 kv_len=170 "
       "kv_first=16,64,400"),
      1},
+    /* As many jobs as fill a device of 3 or of 132 multiprocessors. */
+    {"pattern=dense heads=12 kv_heads=3 head_dim=128 q_len=1 kv_len=500 dtype=bf16", 1},
+    {"pattern=dense heads=3 head_dim=128 q_len=1 kv_len=500 dtype=f16 kv_dtype=i8", 1},
+    {("pattern=s2 block=64 local=2 stride=3 per_kv_head=1 heads=6 kv_heads=3 head_dim=128 q_len=1 "
+      "kv_len=700 dtype=f16"),
+     1},
+    {"pattern=dense heads=16 kv_heads=8 head_dim=128 batch=13 q_len=1 kv_len=100 dtype=f16", 1},
+    {("pattern=s2 block=16 local=2 stride=3 per_kv_head=1 heads=8 kv_heads=8 head_dim=128 "
+      "batch=13 q_len=1 kv_len=200 dtype=bf16"),
+     1},
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 

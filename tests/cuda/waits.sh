@@ -52,7 +52,8 @@ waits_before() { # FILE ARGUMENTS
   done
 }
 printf '#%s\n' 'undef TESS_DECODE_INSTANCES' 'undef TESS_DECODE_CODED_INSTANCES' \
-  'define TESS_DECODE_INSTANCES(X) X(64, 16, 4, 16)' 'define TESS_DECODE_CODED_INSTANCES(X)' \
+  'define TESS_DECODE_INSTANCES(X) X(64, 16, 4, 16) X(128, 16, 3, 32)' \
+  'define TESS_DECODE_CODED_INSTANCES(X)' \
   'include "decode.cu"' >"$scratch/few.cu"
 waits_before "$scratch/few.cu" decode_args
 # One instance of the kernel for Ampere.

@@ -283,6 +283,32 @@ static void test_merges(void **state) {
         }
 }
 
+/* More merges of a step than workgroups that run at a time, which take one after the other. */
+static void test_many_merges(void **state) {
+    enum { ROWS = 64, KEYS = 300 };
+    const test_target *target = *state;
+    kv_problem p = problem_of((kv_problem){DENSE, .dtype = TESS_F16});
+    const kv_form form = {.page = 16, .steps = 1, .q_len = ROWS};
+    int64_t all[MOST_BATCH], last[MOST_BATCH];
+    kv_cache c;
+    kv_result r;
+    if (target->software && !test_full()) return;
+    p.heads = p.kv_heads = KV_MOST_HEADS;
+    p.max_chunk = ROWS;
+    p.kv_split = 2;
+    for (int b = 0; b < MOST_BATCH; b++) {
+        all[b] = KEYS - 7 * b;
+        last[b] = ROWS - b % 3;
+    }
+    if (!kv_open(&c, target, &p, &form, MOST_BATCH, KEYS, 21)) return;
+    kv_append(&c, all);
+    kv_attend(&c, last, &r);
+    for (int b = 0, at = 0; b < MOST_BATCH; at += (int)last[b++])
+        kv_check(&c, &r, b, at, last[b], 9, "many merges");
+    kv_result_free(&r);
+    kv_close(&c);
+}
+
 /* ------------------------------------------------------------------ unequal lengths */
 
 /* Sequences without keys or rows beside one of 131,072 keys, before and behind it. */
@@ -315,6 +341,7 @@ int main(int argc, char **argv) {
                                        {"bits in any batch and form", test_same_bits},
                                        {"repeats of a step", test_repeats},
                                        {"merges of 1 to 256 parts", test_merges},
+                                       {"many merges of a step", test_many_merges},
                                        {"none beside many", test_none_beside_many}};
     const int status = serving_main(argc, argv, all, sizeof all / sizeof *all);
     return status ? status : kv_none_opened();

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Caches past the ends of numbers: pools past 2^31 elements and 2^32 bytes and pages 2^40 bytes
- * apart, in tess_append, tess_run, tess_copy_pages and tess_merge_parts, and steps of more than
- * 65,535 sequences. On the host it is address space alone, on a GPU memory, and on CUDA addresses
- * too. Software devices would take half a minute.
+ * apart, in tess_append, tess_run, tess_copy_pages and tess_merge_parts, partial results past 2^32
+ * bytes, and steps of more than 65,535 sequences. On the host it is address space alone, on a GPU
+ * memory, and on CUDA addresses too. Software devices would take half a minute.
  */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "common/elements.h"
 #include "kv_cache.h"
@@ -282,6 +283,171 @@ static void test_far(void **state) {
     if (is_cuda && !has_addresses) print_message("CUDA maps no memory by address here\n");
 }
 
+/* ------------------------------------------------------------------ many partial results */
+
+enum { PARTS = 16, HEADS = 16, DIM = 256, VECTORS = HEADS + 2 * PARTS };
+
+/* One row of all heads in every sequence, whose 16 keys are a part each. */
+static tess_plan *plan_parts(const test_target *target, const tess_layout *layout, uint32_t dtype,
+                             int64_t batch, tess_plan_info *info) {
+    tess_plan *plan = NULL;
+    const tess_plan_desc d = {.struct_size = sizeof d,
+                              .dtype = dtype,
+                              .head_dim = DIM,
+                              .batch = batch,
+                              .q_len = 1,
+                              .kv_len = PARTS,
+                              .kv_split = PARTS};
+    *info = (tess_plan_info){.struct_size = sizeof *info};
+    const tess_status status = tess_plan_create(target->device, layout, &d, &plan);
+    if (status == TESS_ERROR_UNSUPPORTED && test_kernel_is_named()) return NULL;
+    assert_ok(status);
+    assert_ok(tess_plan_query(plan, info));
+    return plan;
+}
+
+static tess_buffer take_far(const test_target *target, uint64_t bytes) {
+    tess_buffer b = {0};
+    if (!target->host_memory) {
+        assert_ok(tess_alloc(target->device, bytes, &b));
+        return b;
+    }
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        fail_msg("%llu bytes of address space cannot be mapped", (unsigned long long)bytes);
+    return tess_host_buffer(map, bytes);
+}
+
+static void give_far(const test_target *target, tess_buffer *b, uint64_t bytes) {
+    if (target->host_memory)
+        munmap((void *)(uintptr_t)b->handle, bytes);
+    else
+        assert_ok(tess_free(target->device, b));
+}
+
+/* Sets bytes of a buffer from `at` on, or tells whether all of them are `value`. */
+static void set_bytes(const test_target *target, tess_buffer b, uint64_t at, uint64_t bytes,
+                      int value) {
+    unsigned char *image = malloc(bytes);
+    assert_non_null(image);
+    memset(image, value, bytes);
+    b.offset += at;
+    assert_ok(tess_copy(target->device, b, tess_host_buffer(image, bytes), bytes));
+    free(image);
+}
+static int are_bytes(const test_target *target, tess_buffer b, uint64_t at, uint64_t bytes,
+                     int value) {
+    unsigned char *image = malloc(bytes);
+    uint64_t n = 0;
+    assert_non_null(image);
+    b.offset += at;
+    test_download(target->device, b, image, bytes);
+    while (n < bytes && image[n] == value) n++;
+    free(image);
+    return n == bytes;
+}
+
+/* Q of a row, K and V are `vectors` in turn: HEADS, PARTS and PARTS of them. */
+static void check_parts(const test_target *target, uint32_t dtype, const void *vectors,
+                        tess_buffer o, int64_t sequence) {
+    unsigned char got[HEADS * DIM * 4];
+    const uint64_t bytes = HEADS * DIM * (dtype == TESS_F32 ? 4 : 2);
+    o.offset += (uint64_t)sequence * bytes;
+    test_download(target->device, o, got, bytes);
+    for (int head = 0; head < HEADS; head++) {
+        double sum = 0, all[DIM] = {0};
+        for (int t = 0; t < PARTS; t++) {
+            double score = 0;
+            for (int e = 0; e < DIM; e++)
+                score += (double)element_load(dtype, vectors, head * DIM + e) *
+                         element_load(dtype, vectors, (HEADS + t) * DIM + e);
+            const double weight = exp(score / sqrt(DIM));
+            sum += weight;
+            for (int e = 0; e < DIM; e++)
+                all[e] += weight * element_load(dtype, vectors, (HEADS + PARTS + t) * DIM + e);
+        }
+        for (int e = 0; e < DIM; e++) {
+            const double x = element_load(dtype, got, head * DIM + e);
+            if (!(fabs(x - all[e] / sum) <= (dtype == TESS_F32 ? 1e-5 : 1e-2)))
+                fail_msg("%s: head %d, element %d of sequence %lld is %g and should be %g",
+                         target->id, head, e, (long long)sequence, x, all[e] / sum);
+        }
+    }
+}
+
+/* The last sequence's parts lie past 2^32 bytes of the workspace. Only its jobs and its merges run.
+ * Nothing is written 2^32 bytes before, where NaN is. 0: the named kernel refuses the plan. */
+static int use_far_partials(const test_target *target, const tess_layout *layout, uint32_t dtype) {
+    const uint64_t item = dtype == TESS_F32 ? 4 : 2, wrap = UINT64_C(1) << 32;
+    tess_plan_info info;
+    uint64_t bytes[2], random = 19;
+    for (int n = 0; n < 2; n++) {
+        tess_plan *plan = plan_parts(target, layout, dtype, 1000 * (n + 1), &info);
+        if (!plan) return 0;
+        bytes[n] = info.workspace_bytes;
+        tess_plan_release(plan);
+    }
+    const uint64_t own = (bytes[1] - bytes[0]) / 1000;
+    const int64_t batch = (int64_t)(wrap / own) + 100;
+    const uint64_t o_bytes = (uint64_t)batch * HEADS * DIM * item;
+    if (!has_memory(target, wrap + 200 * own + o_bytes)) return 1;
+    tess_plan *plan = plan_parts(target, layout, dtype, batch, &info);
+    unsigned char vectors[VECTORS * DIM * 4];
+    for (int n = 0; n < VECTORS * DIM; n++)
+        element_store(dtype, vectors, n, (float)test_between(&random, -64, 64) / 64);
+    tess_buffer in = test_upload(target->device, vectors, VECTORS * DIM * item);
+    tess_run_desc run = {.struct_size = sizeof run,
+                         .q = {in, 0, HEADS * DIM, DIM},
+                         .k = {in, 0, DIM, DIM},
+                         .v = {in, 0, DIM, DIM},
+                         .o = {take_far(target, o_bytes), HEADS * DIM, HEADS * DIM, DIM},
+                         .workspace = take_far(target, info.workspace_bytes)};
+    run.k.buffer.offset += HEADS * DIM * item;
+    run.v.buffer.offset += (HEADS + PARTS) * DIM * item;
+    const uint64_t last = info.workspace_bytes - own, jobs = info.n_jobs - info.n_merge_jobs,
+                   merges = info.n_merge_jobs / (uint64_t)batch;
+    assert_true(last > wrap && merges > 0);
+    set_bytes(target, run.workspace, last, own, 0);
+    set_bytes(target, run.workspace, last - wrap, own, 0xff);
+    run.job_count = jobs / (uint64_t)batch;
+    run.first_job = jobs - run.job_count;
+    assert_ok(tess_run(plan, &run));
+    assert_ok(tess_wait(target->device, UINT64_MAX));
+    assert_false(are_bytes(target, run.workspace, last, own, 0));
+    assert_true(are_bytes(target, run.workspace, last - wrap, own, 0xff));
+    run.job_count = merges;
+    run.first_job = info.n_jobs - merges;
+    assert_ok(tess_run(plan, &run));
+    assert_ok(tess_wait(target->device, UINT64_MAX));
+    check_parts(target, dtype, vectors, run.o.buffer, batch - 1);
+    give_far(target, &run.o.buffer, o_bytes);
+    give_far(target, &run.workspace, info.workspace_bytes);
+    assert_ok(tess_free(target->device, &in));
+    tess_plan_release(plan);
+    return 1;
+}
+
+static int n_partials; /* plans that a kernel took */
+
+static void test_partials(void **state) {
+    const test_target *target = *state;
+    const tess_pattern pattern = {.struct_size = sizeof pattern, .block = 1};
+    const tess_layout_desc d = test_layout_desc(&pattern, HEADS, 1, PARTS);
+    tess_layout *layout = NULL;
+    int taken = 0;
+    if (target->software || test_sanitized()) skip();
+    if (strcmp(target->backend, "vulkan") == 0) skip(); /* a shader sees 2^32 bytes */
+    tess_runtime *runtime = test_runtime(0);
+    assert_ok(tess_layout_create(runtime, &d, &layout));
+    tess_runtime_release(runtime);
+    for (uint32_t dtype = TESS_F32; dtype <= TESS_BF16; dtype += TESS_BF16)
+        taken += use_far_partials(target, layout, dtype);
+    assert_true(taken > 0);
+    n_partials += taken;
+    tess_layout_release(layout);
+}
+
 /* ------------------------------------------------------------------ many sequences */
 
 /* A step of more sequences than 16 bits count, some without rows, in place and in pages by slot. */
@@ -315,7 +481,9 @@ static void test_many(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static const serving_test all[] = {{"far pools", test_far}, {"many sequences", test_many}};
+    static const serving_test all[] = {{"far pools", test_far},
+                                       {"far partial results", test_partials},
+                                       {"many sequences", test_many}};
     const int status = serving_main(argc, argv, all, sizeof all / sizeof *all);
-    return status ? status : kv_none_opened() ? TEST_SKIPPED : 0;
+    return status ? status : n_partials == 0 && kv_none_opened() ? TEST_SKIPPED : 0;
 }

@@ -383,7 +383,47 @@ static void take_pages(kv_cache *c) {
     upload_table(c);
 }
 
+/* Where a token's row of the n-th head of a pool lies, in elements; -1: its page is a hole. */
+static int64_t row_of(const kv_cache *c, uint32_t s, const tess_tensor *t, int32_t sequence,
+                      int64_t token, int32_t n) {
+    const int64_t block = c->p->pattern.block ? c->p->pattern.block : 64;
+    int64_t unit = sequence, place = token;
+    if (c->form.compact) {
+        int64_t slot = 0;
+        assert_ok(tess_layout_slot(c->layout, c->pools[s].ids[n], token / block, &slot));
+        place = slot * block + token % block;
+    }
+    if (c->form.page) {
+        unit = *entry_of(c, s, sequence, place / c->form.page);
+        place %= c->form.page;
+        if (unit < 0 || unit >= c->pages) return -1;
+    }
+    return unit * t->stride_batch + place * t->stride_token + n * t->stride_head;
+}
+
+/* Makes NaN of the rows from `first` to `end`, and of their scales: nobody reads them again. */
+static void spoil(const kv_cache *c, int32_t sequence, int64_t first, int64_t end) {
+    for (uint32_t s = 0; s < c->n_storage; s++)
+        for (int n = 0; n < 4; n++) {
+            const kv_memory *m = &c->pools[s].memory[n];
+            const tess_tensor *t = &c->pools[s].tensor[n];
+            const uint64_t item = n < 2 ? c->kv_item : 4,
+                           row = n < 2 ? (uint64_t)c->p->head_dim * item : item;
+            if (m->bytes == 0 || t->stride_token == 0 || c->form.far) continue;
+            unsigned char *image = room(m->bytes);
+            test_download(c->device, m->buffer, image, m->bytes);
+            for (int64_t token = first; token < end; token++)
+                for (int32_t h = 0; h < c->pools[s].heads; h++) {
+                    const int64_t at = row_of(c, s, t, sequence, token, h);
+                    if (at >= 0) memset(image + (uint64_t)at * item, NOT_A_NUMBER, row);
+                }
+            assert_ok(tess_copy(c->device, m->buffer, tess_host_buffer(image, m->bytes), m->bytes));
+            free(image);
+        }
+}
+
 void kv_fall(kv_cache *c, int32_t sequence, int64_t tokens) {
+    if (tokens) spoil(c, sequence, tokens, c->lens[sequence]);
     c->lens[sequence] = tokens;
     c->rounds++;
     if (tokens) return;

@@ -101,7 +101,8 @@ void kv_close(kv_cache *c);
 /* Appends so many tokens to each sequence, by a plan of known lengths where no step has room for
  * them. What a step is told to be wrong appends nothing. */
 void kv_append(kv_cache *c, const int64_t *rows);
-/* Takes back all tokens behind the first `tokens`; pages are given back if none is left. */
+/* Takes back all tokens behind the first `tokens`, whose rows become NaN. If none is left, pages
+ * are given back as they are. */
 void kv_fall(kv_cache *c, int32_t sequence, int64_t tokens);
 /* Puts an id, or one that is none, into the table; the page is not given to others. */
 void kv_punch(kv_cache *c, uint32_t storage, int32_t sequence, int64_t column);

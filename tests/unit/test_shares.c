@@ -301,6 +301,16 @@ static void test_shapes(void **state) {
         assert_in_range(partial_bytes(plan, n), 1, (24 << 20) / (n == 2 ? 2 : 4));
     assert_in_range(partial_bytes(plan, 2), (24 << 20) / 4, 24 << 20);
     tess_plan_release(plan);
+    /* The scratch memory of a CPU grows with its threads, which must not decide about parts. */
+    plan = make_steps(300);
+    const uint64_t jobs = query(plan).n_jobs;
+    assert_in_range(query(plan).workspace_bytes, 20 << 20, 24 << 20);
+    tess_plan_release(plan);
+    rig.kernel.scratch_bytes = 100 << 20;
+    plan = make_steps(300);
+    assert_int_equal(jobs, query(plan).n_jobs);
+    assert_in_range(query(plan).workspace_bytes, 120 << 20, 124 << 20);
+    tess_plan_release(plan);
 }
 
 /* ------------------------------------------------------------------ workspace and launches */
