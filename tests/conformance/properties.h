@@ -53,6 +53,7 @@
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
     X(gradients, test_gradients_in_another_order, 0, "gradients: order of a batch")            \
     X(gradients, test_gradients_padded, 0, "gradients of a padded batch")                      \
+    X(gradients, test_gradients_strided, 0, "gradients: strides and offsets")                  \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
     X(gradients, test_gradients_large, 0, "gradients of tensors that fit no cache")            \
     X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \
