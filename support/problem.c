@@ -819,10 +819,13 @@ tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout 
         break;
     default: break;
     }
+    /* A whole prefill is no step, unless it reads its keys from a compact cache. */
     int64_t chunk = 1;
-    for (int64_t b = 0; b < (p->q_lens ? p->batch : 1); b++)
-        if (problem_q_len(p, b) < problem_kv_len(p, b) && problem_q_len(p, b) > chunk)
-            chunk = problem_q_len(p, b);
+    for (int64_t b = 0; b < (p->q_lens ? p->batch : 1); b++) {
+        const int64_t rows = problem_q_len(p, b), keys = problem_kv_len(p, b);
+        if (rows < keys && rows > chunk) chunk = rows;
+        if (rows >= keys && p->compact && keys > chunk) chunk = keys;
+    }
     tess_layout_desc desc = {
         .struct_size = sizeof desc,
         .pattern = &pattern,

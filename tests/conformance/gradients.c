@@ -10,6 +10,7 @@
 #include "common/elements.h"
 #include "gradients.h"
 #include "instance.h"
+#include "merged.h"
 #include "properties.h"
 #include "rig.h"
 
@@ -500,13 +501,10 @@ void test_gradients_in_float32(void **state) {
     }
 }
 
-/* `count` rows or keys from `first` on. */
-typedef struct chunk {
-    int64_t first, count;
-} chunk;
+/* Rows or keys. */
+typedef merged_keys chunk;
 
-/* Adds what a chunk of queries and a chunk of keys have in common, by a plan of its own. O and LSE
- * are of the whole. */
+/* Adds what a chunk of queries and a chunk of keys have in common, by a plan of its own. */
 static void add_chunks(const fixture *f, const test_target *target, const tess_run_desc *whole,
                        chunk queries, chunk keys) {
     tess_run_desc now = *whole;
@@ -547,12 +545,16 @@ static chunk nth_chunk(const problem *p, int64_t count, int64_t parts, int64_t n
 }
 
 /* The keys in parts, and the rows too where a rank of a ring has chunks `rank` and the one as far
- * from the end (zig-zag): all gradients are added in float32. */
+ * from the end (zig-zag): all gradients are added in float32. O and LSE are merged from those of
+ * the parts. */
 static void check_parts(const test_target *target, const char *line, int64_t parts, int zig_zag) {
     fixture f;
     if (!create(&f, target, target->device, line)) return;
     tess_run_desc go = f.x.run;
     tess_buffer out[GRADIENTS];
+    chunk all_keys[MERGED_MOST];
+    for (int64_t n = 0; n < parts; n++) all_keys[n] = nth_chunk(&f.p, f.p.kv_len, parts, n);
+    merged_forward(&f.x, all_keys, parts, &go.o, &go.lse);
     for (int g = 0; g < GRADIENTS; g++) {
         memset(f.got.d[g], 0, f.bytes[g]);
         out[g] = test_upload(target->device, f.got.d[g], f.bytes[g]);
@@ -561,7 +563,7 @@ static void check_parts(const test_target *target, const char *line, int64_t par
     assert_true(f.p.batch == 1 && f.p.dtype == TESS_F32);
     for (int64_t rank = 0; rank < (zig_zag ? parts / 2 : 1); rank++)
         for (int64_t part = 0; part < parts; part++) {
-            const chunk keys = nth_chunk(&f.p, f.p.kv_len, parts, part);
+            const chunk keys = all_keys[part];
             if (!zig_zag) {
                 add_chunks(&f, target, &go, (chunk){0, f.p.q_len}, keys);
                 continue;
@@ -582,6 +584,8 @@ static void check_parts(const test_target *target, const char *line, int64_t par
                      difference / all);
         assert_ok(tess_free(target->device, &out[g]));
     }
+    assert_ok(tess_free(target->device, &go.o.buffer));
+    assert_ok(tess_free(target->device, &go.lse.buffer));
     release(&f);
 }
 

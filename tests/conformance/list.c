@@ -522,6 +522,11 @@ static const char *const further[] = {
     "stride=8 per_kv_head=1 compact=1 dtype=f16 kv_split=3",
     "op=decode heads=4 kv_heads=2 head_dim=128 batch=2 q_len=100 kv_len=717 pattern=dense "
     "page=64 dtype=bf16",
+    /* a whole prompt, and rows before its first key, in a compact cache */
+    "op=decode pattern=s2 block=4 local=2 stride=3 heads=4 kv_heads=2 head_dim=8 q_len=50 "
+    "kv_len=50 compact=1",
+    "op=decode pattern=s2 block=1 local=1 stride=3 homo=1 heads=2 head_dim=8 q_len=29 kv_len=19 "
+    "compact=1 dtype=bf16 kv_split=4",
     /* Strides of layers with many heads: a column is read by few rows, far apart. */
     "pattern=s2 block=16 local=2 stride=64 heads=4 kv_heads=2 head_dim=64 q_len=200 kv_len=2300 "
     "dtype=bf16",

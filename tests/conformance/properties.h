@@ -51,7 +51,9 @@
     X(gradients, test_gradient_threads, 0, "gradients: 1, 2 and 5 threads")                    \
     X(gradients, test_gradient_ranges, 0, "gradients: ranges of jobs")                         \
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
+    X(gradients, test_gradients_in_another_order, 0, "gradients: order of a batch")            \
     X(gradients, test_gradients_padded, 0, "gradients of a padded batch")                      \
+    X(gradients, test_gradients_strided, 0, "gradients: strides and offsets")                  \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
     X(gradients, test_gradients_large, 0, "gradients of tensors that fit no cache")            \
     X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \
@@ -61,9 +63,11 @@
     X(gradients, test_gradients_of_parts, 0, "gradients of parts, added")                      \
     X(gradients, test_gradients_of_unread_keys, 0, "gradients: NaN in keys that nobody keeps") \
     X(gradients, test_gradients_of_nan, 0, "gradients: NaN stays in its kv head")              \
+    X(gradients, test_gradients_of_distant_nan, 0, "gradients: NaN stays in its tile")         \
     X(gradients, test_gradients_of_large_scores, 0, "gradients of large scores")               \
     X(gradients, test_gradients_of_infinite_rows, 0, "gradients of rows with an LSE of inf")   \
-    X(gradients, test_gradients_of_nothing, 0, "gradients: no rows, no keys")
+    X(gradients, test_gradients_of_nothing, 0, "gradients: no rows, no keys")                  \
+    X(gradients, test_gradient_workspace, 0, "gradients: bytes of a workspace")
 
 #define PROPERTY_TEST(group, test, once, name) void test(void **state);
 PROPERTIES(PROPERTY_TEST)

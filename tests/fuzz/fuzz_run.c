@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans and runs on the CPU. The first byte chooses: either a small problem made from the bytes, on
- * any kernel, whose result has to be the reference's; or descriptors of plan and run filled with
- * hostile numbers over one block of memory, which have to be refused or to touch nothing outside of
- * it.
+ * Plans and runs on the CPU, forward and of gradients. The first byte chooses: either a small
+ * problem made from the bytes, on any kernel, whose result has to be the reference's; or
+ * descriptors of plan and run filled with hostile numbers over one block of memory, which have to
+ * be refused or to touch nothing outside of it.
  */
 #include <limits.h>
 #include <math.h>
@@ -96,7 +96,13 @@ static void words(bytes *b, char *line, int *block, int *blocks_pattern) {
     if (below(b, 2)) add(line, "kv_split", between(b, 1, 5));
     if (below(b, 4) == 0) add(line, "batch_invariant", 1);
     if (below(b, 2)) add(line, "tile_rows", between(b, 1, 100));
-    if (below(b, 3) != 1) return;
+    const int op = below(b, 3);
+    if (op == 2) {
+        strncat(line, " op=bwd", LINE - strlen(line) - 1);
+        add(line, "dq_f32", below(b, 2));
+        add(line, "dkv_f32", below(b, 2));
+    }
+    if (op != 1) return;
     strncat(line, " op=decode", LINE - strlen(line) - 1);
     add(line, "page", below(b, 2) ? 16 << below(b, 5) : 0);
     if (causal) add(line, "compact", below(b, 2));
@@ -132,8 +138,9 @@ static void run_problem(tess_device *device, bytes *b) {
         return;
     }
     if (masked) make_mask(b, &p, block);
+    const unsigned d_lse = p.op == PROBLEM_BACKWARD && below(b, 2) ? INSTANCE_WITH_D_LSE : 0;
     const tess_status status =
-        instance_create(&x, device, &p, kernel, INSTANCE_POISON | INSTANCE_GUARDS);
+        instance_create(&x, device, &p, kernel, INSTANCE_POISON | INSTANCE_GUARDS | d_lse);
     FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_UNSUPPORTED ||
                  status == TESS_ERROR_INVALID);
     if (status == TESS_OK) {
@@ -188,6 +195,24 @@ static tess_tensor tensor(bytes *b, char *arena) {
     return t;
 }
 
+/* Mostly with the strides that the plan proposes, since few others keep outputs apart. */
+static tess_tensor gradient(bytes *b, char *arena, const tess_plan *plan, tess_role role) {
+    const tess_tensor t = tensor(b, arena);
+    tess_tensor own;
+    if (byte(b) < 200 && tess_plan_tensor(plan, role, t.buffer, &own, NULL) == TESS_OK) return own;
+    return t;
+}
+
+/* The tensors of gradients, of which some are not given. */
+static void fill_gradients(bytes *b, char *arena, const tess_plan *plan, tess_run_desc *run) {
+    const int given = byte(b);
+    run->d_o = gradient(b, arena, plan, TESS_ROLE_D_O);
+    if (given & 1) run->d_lse = gradient(b, arena, plan, TESS_ROLE_D_LSE);
+    if (given & 2) run->d_q = gradient(b, arena, plan, TESS_ROLE_D_Q);
+    if (given & 4) run->d_k = gradient(b, arena, plan, TESS_ROLE_D_K);
+    if (given & 8) run->d_v = gradient(b, arena, plan, TESS_ROLE_D_V);
+}
+
 static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
     tess_pattern pattern = {.struct_size = sizeof pattern,
                             .kind = below(b, 2) ? TESS_PATTERN_S2 : TESS_PATTERN_DENSE,
@@ -216,7 +241,8 @@ static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
     pd.kv_len = number(b);
     pd.kernel = kernels[0];
     pd.flags = byte(b) < 200 ? 0 : byte(b);
-    pd.op = byte(b) < 230 ? 0 : byte(b);
+    const uint8_t op = byte(b);
+    pd.op = op < 150 ? TESS_OP_FORWARD : op < 230 ? TESS_OP_BACKWARD : byte(b);
     pd.dtype = (uint32_t)below(b, 4);
     pd.kv_split = byte(b) < 128 ? 0 : number32(b);
     pd.tile_rows = byte(b) < 128 ? 0 : number32(b);
@@ -246,7 +272,8 @@ static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
         run.k = tensor(b, arena);
         run.v = tensor(b, arena);
         run.o = tensor(b, arena);
-        if (below(b, 2)) run.lse = tensor(b, arena);
+        if (below(b, 2) || pd.op == TESS_OP_BACKWARD) run.lse = tensor(b, arena);
+        if (pd.op == TESS_OP_BACKWARD) fill_gradients(b, arena, plan, &run);
         if (work) run.workspace = tess_host_buffer(work, info.workspace_bytes);
         if (byte(b) > 200) run.first_job = (uint64_t)number(b), run.job_count = (uint64_t)number(b);
         status = tess_run(plan, &run);

@@ -139,29 +139,40 @@ delayed() {
     --only gradients >"$work/log" 2>&1
   step "cuda: properties of gradients with delays" "$work/log" $?
   list "gradients with delays" cuda --backward --every 9
+  list "gradients with delays, in any order" cuda --backward --any-order --every 9
   list "forward with delays" cuda --every 9
   build=$own
   conformance=$(program conformance)
 }
 
-# checked TOOL NAME [OPTION...]: problems under one of compute-sanitizer's tools
+# checked TOOL NAME [OPTION...]: problems under one of compute-sanitizer's tools, on the device, or
+# kernel, that $sanitized names
+sanitized=cuda
 checked() {
   tool=$1
   name=$2
   shift 2
   mkdir -p "$work/masks"
-  compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device cuda \
+  compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device "$sanitized" \
     --masks "$work/masks" "$@" >"$work/log" 2>&1
-  step "cuda: compute-sanitizer $tool$name" "$work/log" $?
+  step "$sanitized: compute-sanitizer $tool$name" "$work/log" $?
 }
 
-# Gradients under the sanitizer: a part of the list, and races in problems of each pattern.
+# Gradients under the sanitizer: a part of the list, and races in problems of each pattern, of the
+# portable kernels and of both ways of cuda/sm80, in two passes and in one.
 checked_gradients() {
   [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1 || return 0
   checked memcheck ", gradients" --backward --every "$every"
   for words in 'dense' 's2 block=16 local=2 stride=3' 'window left=40 right=0 sinks=4'; do
     checked racecheck ", gradients, ${words%% *}" --backward --line \
       "heads=4 kv_heads=2 head_dim=40 q_len=70 kv_len=90 pattern=$words"
+    sanitized=cuda/sm80
+    for order in '' --any-order; do
+      # shellcheck disable=SC2086 # no word or one
+      checked racecheck ", gradients, ${words%% *}${order:+, any order}" --backward $order --line \
+        "heads=4 kv_heads=2 head_dim=72 q_len=300 kv_len=340 dtype=bf16 pattern=$words"
+    done
+    sanitized=cuda
   done
 }
 
