@@ -142,6 +142,7 @@ static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
     text(&w, "backend", c->about->backend);
     text(&w, "kind", c->about->kind);
     text(&w, "driver", c->about->driver);
+    number(&w, "compute_units", c->about->compute_units);
     text(&w, "kernels", c->kernels);
     if (c->peer[0]) text(&w, "peer", c->peer);
 #define COUNT(field) whole(&w, #field, c->field);

@@ -227,6 +227,14 @@ int status_from_word(const char *word) {
 
 int status_skipped(int status) { return status != BENCH_OK && status != BENCH_FAILED; }
 
+const char *device_units(const bench_device *d, char *buffer, size_t size) {
+    const char *what = strcmp(d->kind, "gpu") == 0 ? "multiprocessor" : "thread";
+    buffer[0] = 0;
+    if (d->compute_units)
+        snprintf(buffer, size, "%u %s%s", d->compute_units, what, d->compute_units > 1 ? "s" : "");
+    return buffer;
+}
+
 const char *report_version(const bench_report *r, char *buffer, size_t size) {
     snprintf(buffer, size, r->commit[0] ? "%s (%s)" : "%s", r->library_version, r->commit);
     return buffer;

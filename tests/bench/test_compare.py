@@ -321,6 +321,33 @@ class Compare(command.CommandTest):
             first = next(csv.DictReader(io.StringIO(self.read("a.csv"))))
             self.assertEqual(first["place"], place)
 
+    def test_devices(self):
+        """How large a device is, which one is a base, and which plans were left out and why."""
+        a, b = one_device(), one_device()
+        a["devices"].append(made.device("cpu:0", "cpu", "Processor", {}, 1e11, 1e11))
+        a["results"].append(made.measured(1, DENSE, "cpu/avx2", 1e-2))
+        a["devices"][1].update(compute_units=1, planning_note="gradients <left> out, 9 s")
+        b["devices"][0]["compute_units"] = 0
+        self.put("a.json", a)
+        self.put("b.json", b)
+        done = self.compare("a.json", "b.json", "--html", "a.html", "--json", "o.json")
+        for text in ("A Made-up GPU (cuda), 8 multiprocessors, cuda/sm90\n",
+                     "A Processor (cpu), 1 thread, cpu/avx2\n", "B Made-up GPU (cuda), cuda/sm90\n"):
+            self.assertIn(text, done.out)
+        self.assertEqual([c["compute_units"] for c in json.loads(self.read("o.json"))["columns"]],
+                         [8, 1, 0])
+        page = self.read("a.html")
+        self.assertEqual((page.count("<td data-n=speed>base"), page.count("<td data-n=speed>–")),
+                         (1, 1))
+        self.assertIn("cpu:0: gradients &lt;left&gt; out, 9 s", page)
+
+    def test_nothing_measured(self):
+        """A device without a kernel that ran is named without one."""
+        root = one_device()
+        root["results"] = [made.missing(0, DENSE, "", "memory", "needs 90 GiB")]
+        self.put("a.json", root)
+        self.assertIn("cuda:0: Made-up GPU (cuda), 8 multiprocessors\n", self.compare("a.json").out)
+
     def test_costs(self):
         """What a device tells of itself stands in the page where it told something."""
         root = one_device()

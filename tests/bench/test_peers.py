@@ -76,6 +76,7 @@ class Peers(unittest.TestCase):
                              ("ok", "numpy/matmul", "NumPy"), result["note"])
             self.assertGreater(result["checked_rows"], 0)
             self.assertGreaterEqual(result["rounds"], 3)
+            self.assertNotIn("nan", self.done.stdout)
         report, (result,) = self.measure(example, *PROBLEM, "dtype=bf16")
         self.assertEqual((result["status"], result["note"]), ("refused", "NumPy has no bf16"))
         report, results = self.measure(example, "heads=2", "q_len=64", "head_dim=8", "block=16",
