@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Clock, power, temperature and energy of a device, where the system lets this process read them:
- * NVML for NVIDIA's GPUs, AMD SMI for the joules of AMD's, else what Linux shows of a PCI device or of the processor. */
+ * NVML for NVIDIA's GPUs, AMD SMI for the joules of AMD's, else what Linux shows of a PCI device or
+ * of the processor. */
 #ifndef TESSERA_BENCH_SENSORS_H
 #define TESSERA_BENCH_SENSORS_H
 

@@ -27,8 +27,8 @@ typedef struct session {
     tess_runtime *runtime;
     tess_device *device;
     tess_device *counter; /* a CPU; NULL: not needed so far */
-    int index;          /* of the device in the report */
-    const char *kernel; /* NULL: the device's choice */
+    int index;            /* of the device in the report */
+    const char *kernel;   /* NULL: the device's choice */
     /* FLOP/s of the last dense problem in each dtype, forward and backward; 0: not known yet,
      * negative: the kernel does not take the dtype */
     double speed[3], backward_speed[3];

@@ -259,8 +259,7 @@ static void test_packages(void **state) {
     char folder[] = "/tmp/tessera-rapl-XXXXXX", command[64];
     assert_non_null(mkdtemp(folder));
     assert_true(isnan(sensors_packages(folder)));
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        put(folder, files[i][0], files[i][1]);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) put(folder, files[i][0], files[i][1]);
     const double joules = sensors_packages(folder);
     snprintf(command, sizeof command, "rm -r %s", folder);
     assert_int_equal(system(command), 0);
