@@ -306,6 +306,8 @@ static int kernel_index(kernel_list *list, const char *name) {
 
 static void brief_column(const matrix *m, const matrix_column *c, FILE *f) {
     writer w = begin_column(c, f);
+    if (c->peer[0]) text(&w, "peer", c->peer);
+    if (c->about->drift > 0) number(&w, "drift", c->about->drift);
     if (carries_limits(m, c)) {
         key(&w, "limits");
         for (int i = 0; i < c->about->n_ceilings; i++) {

@@ -235,6 +235,30 @@ class Page(command.CommandTest):
                 self.assertAlmostEqual(float(text.split("x")[0]), ratio,
                                        delta=0.006 * max(ratio, 1))
 
+    def test_drift(self):
+        """What fixed loops drifted by is no difference with the script either, nor against a base;
+        a peer ran right beside."""
+        devices = [made.device(f"cpu:{n}", "cpu", f"Processor {n}", {}, 1e11, 1e11)
+                   for n in range(3)]
+        devices[1].update(drift=0.15, rounds=4)
+        line = made.LINES[0][2]
+        root = made.report(devices, [made.measured(n, line, "cpu/avx2", t) for n, t in
+                                     enumerate((1e-3, 1.1e-3, 1.2e-3))] +
+                           [made.measured(1, line, "sdpa", 1.1e-3, peer="PyTorch SDPA")])
+        page = self.write("drift", root)
+        marks = {}
+        for script in (False, True):
+            self.open(page, script=script)
+            (_, cells), = self.rows()
+            marks[script] = [mark for _, mark, *_ in cells]
+        self.assertEqual(marks[False], ["best", "level", "", ""])
+        self.assertEqual(marks[True], marks[False])
+        self.choose("Ratios to", "0")
+        self.assertEqual(json.loads(self.browser.value(
+            "JSON.stringify([...document.querySelectorAll('#matrix .ratio')].map("
+            "e => e.textContent))")),
+            ["base", "no difference", "0.91x the base", "0.83x the base"])
+
     # -------------------------------------------------------------- plots
 
     def test_plots(self):
