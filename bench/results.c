@@ -116,8 +116,10 @@ static double share(const bench_device *d, int ceiling, double rate) {
 /* A kernel may always compute in f32, so that products of f32 stand in where those of a type are
  * unknown; but not on a device that was seen to be faster in that type than in f32. */
 static int stands_in(const bench_report *r, int device, int ceiling, uint32_t dtype) {
-    const bench_ceiling *c = &r->devices[device].ceilings[ceiling];
-    if (c->dtype == dtype) return 1;
+    const bench_device *d = &r->devices[device];
+    const bench_ceiling *c = &d->ceilings[ceiling];
+    for (int i = 0; i < d->n_ceilings; i++)
+        if (d->ceilings[i].unit == BENCH_GEMM && d->ceilings[i].dtype == dtype) return 1;
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
         if (x->status == BENCH_OK && x->device == device && x->dtype == dtype &&
