@@ -422,7 +422,8 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         for (const char *separator = ""; i < r->n_results; i++, separator = ",") {
             const bench_result *y = &r->results[order[i]];
             if (!same_series(x, y) || y->status != BENCH_SLOW || !(y->need_seconds > 0)) break;
-            fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len),
+            fprintf(f, "%s %s %s (%s)", separator, y->pattern,
+                    short_tokens(tokens, sizeof tokens, y->kv_len),
                     text_seconds(need, sizeof need, y->need_seconds));
         }
         i--;
