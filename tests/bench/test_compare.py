@@ -332,7 +332,8 @@ class Compare(command.CommandTest):
         self.put("b.json", b)
         done = self.compare("a.json", "b.json", "--html", "a.html", "--json", "o.json")
         for text in ("A Made-up GPU (cuda), 8 multiprocessors, cuda/sm90\n",
-                     "A Processor (cpu), 1 thread, cpu/avx2\n", "B Made-up GPU (cuda), cuda/sm90\n"):
+                     "A Processor (cpu), 1 thread, cpu/avx2\n",
+                     "B Made-up GPU (cuda), cuda/sm90\n"):
             self.assertIn(text, done.out)
         self.assertEqual([c["compute_units"] for c in json.loads(self.read("o.json"))["columns"]],
                          [8, 1, 0])
