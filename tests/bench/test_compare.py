@@ -342,6 +342,18 @@ class Compare(command.CommandTest):
                          (1, 1))
         self.assertIn("cpu:0: gradients &lt;left&gt; out, 9 s", page)
 
+    def test_order(self):
+        """Rows have the order of the suite, whatever was measured first."""
+        root = made.example()
+        orders = []
+        for results in root["results"], root["results"][::-1]:
+            self.put("a.json", dict(root, results=results))
+            self.compare("a.json", "--json", "o.json")
+            orders.append([r["problem"] for r in json.loads(self.read("o.json"))["rows"]])
+        self.assertEqual(orders[0], orders[1])
+        groups = [line for _, _, line, *_ in made.LINES]
+        self.assertLess(orders[0].index(groups[0]), orders[0].index(groups[1]))
+
     def test_nothing_measured(self):
         """A device without a kernel that ran is named without one."""
         root = one_device()
