@@ -143,6 +143,10 @@ class Page(command.CommandTest):
             self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width)
             self.assertGreater(len(self.rows()), 30)
         self.assertLessEqual(self.browser.paper(), 4)
+        self.browser.tools("Emulation.setEmulatedMedia", media="print")
+        self.assertEqual(self.browser.value(
+            "[...document.querySelectorAll('.fold, #more')].map(e => e.checkVisibility())"),
+            [False, False])
         self.assertEqual(self.browser.errors(), [])
 
     # -------------------------------------------------------------- filters
