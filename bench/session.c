@@ -169,6 +169,12 @@ static double run_seconds(const session *s, const measure_cost *cost, uint32_t d
     return cost->flops / (cost->ideal > 1 ? SPARSE_SHARE * speed : speed);
 }
 
+/* Joules are counted over a while of their own, one run at least. */
+static double energy_seconds(const session *s, double once) {
+    const double seconds = s->options ? s->options->energy : 0;
+    return seconds > 0 && s->report->devices[s->index].energy[0] ? fmax(seconds, once) : 0;
+}
+
 /* What a plan of some device tells of a line. A run that nothing like it has shown is not told. */
 static int foretell_by(session *s, tess_device *device, const char *kernel, const char *line,
                        session_forecast *f, bench_result *shape) {
@@ -191,7 +197,8 @@ static int foretell_by(session *s, tess_device *device, const char *kernel, cons
     const double once =
         cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / decode_rate(s) : run;
     const int runs = RUNS_AT_LEAST - (!cost.decode && once > CONTEST_SLOW_RUN);
-    f->seconds = runs * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
+    f->seconds = runs * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes +
+                 energy_seconds(s, once);
     f->first_plan = cost.plan_seconds;
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
     return 0;

@@ -28,6 +28,15 @@ ROWS = """JSON.stringify([...document.querySelectorAll('#matrix tbody tr[data-r]
          td.querySelector('b')?.textContent || td.textContent.trim(),
          td.querySelector('.tag')?.textContent || ''])]))"""
 
+# Names in the pictures of plots that lie on each other.
+COLLISIONS = """JSON.stringify([...document.querySelectorAll('svg.chart')].flatMap(svg => {
+  const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent,
+    t.getBoundingClientRect()]).filter(([, box]) => box.width);
+  return texts.flatMap(([a, x], i) => texts.slice(0, i).filter(([, y]) =>
+    Math.min(x.right, y.right) - Math.max(x.left, y.left) > 1 &&
+    Math.min(x.bottom, y.bottom) - Math.max(x.top, y.top) > 2.5).map(([b]) => [a, b]));
+}))"""
+
 
 def axe_source():
     try:
@@ -273,6 +282,10 @@ class Page(command.CommandTest):
                      self.path("both.html"))
         for size, name in ((300_000, "table"), (400_000, "both")):
             self.assertLess(os.path.getsize(self.path(name + ".html")), size)
+        for name in ("table", "both"):
+            for width in (1280, 360):
+                self.open(self.path(name + ".html"), script=False, width=width)
+                self.assertEqual(json.loads(self.browser.value(COLLISIONS)), [], name)
         self.open(page, script=False)
         pictures = ("[...document.querySelectorAll('svg.chart')].filter("
                     "s => s.getBoundingClientRect().height).length")

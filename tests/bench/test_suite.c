@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fixed suite: what its lines cover, and that they are the lines of other files too. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -237,6 +238,18 @@ static void test_foretelling(void **state) {
         assert_true(f.planned && fabs(f.run / runs[i][0] - 1) < 1e-9);
         assert_true(fabs(f.seconds / f.run - runs[i][1]) < 1e-9);
     }
+    /* Joules take their own while, where something counts them. */
+    bench_report r = {.n_devices = 0};
+    const run_options options = {.energy = 3};
+    bench_device *d = report_add_device(&r);
+    s.options = &options;
+    s.report = &r;
+    for (int counted = 0; counted < 2; counted++) {
+        if (counted) snprintf(d->energy, sizeof d->energy, "a counter");
+        session_foretell(&s, line, &f);
+        assert_true(fabs(f.seconds - 4 * 2 - 3 * counted) < 1e-6);
+    }
+    report_free(&r);
 }
 
 /* A line whose kernels would take too long to compile is not planned on its device, and still says
