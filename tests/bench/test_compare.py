@@ -277,6 +277,15 @@ class Compare(command.CommandTest):
         done = self.compare("a.json", "b.json", "--fail-below", "0.95", code=1)
         self.assertIn("reaches 0.833 of A Made-up GPU (cuda) over 3 problems", done.err)
         self.compare("b.json", "a.json", "--fail-below", "0.95")
+        # 0.833, up to 0.850 by the spreads, or up to 0.868.
+        self.put("wide.json", one_device(1.2, spread=0.06))
+        self.compare("a.json", "b.json", "--fail-below", "0.86", code=1)
+        self.compare("a.json", "wide.json", "--fail-below", "0.86")
+        self.compare("a.json", "wide.json", "--fail-below", "0.95", code=1)
+        # What is no difference is not 1.2 times as fast.
+        self.put("same.json", one_device())
+        self.compare("a.json", "same.json", "--fail-below", "1")
+        self.compare("a.json", "same.json", "--fail-below", "1.2", code=1)
         self.compare("a.json", "b.json", "--base", "b.json", "--fail-below", "0.95")
         for bad in ("", "fast", "0", "-1", "nan", "inf", "1x"):
             self.refuse(2, "--fail-below", "compare", self.path("a.json"), self.path("b.json"),
