@@ -36,11 +36,12 @@ class Peers(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory(prefix="tessera-peers-test-")
         self.addCleanup(self.folder.cleanup)
 
-    def measure(self, peers, *problem):
+    def measure(self, peers, *problem, limits=("--no-ceilings",)):
         path = os.path.join(self.folder.name, "a.json")
-        done = subprocess.run([COMMAND, "bench", *(problem or PROBLEM), "--no-ceilings",
-                               "--no-planning", "--backends", "cpu", "--peers", peers, "--json",
-                               path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        done = subprocess.run([COMMAND, "bench", *(problem or PROBLEM), *limits, "--no-planning",
+                               "--backends", "cpu", "--peers", peers, "--json", path],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=100,
                               env=dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" +
                                        os.environ["PATH"]))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -82,6 +83,15 @@ class Peers(unittest.TestCase):
         report, results = self.measure(example, "heads=2", "q_len=64", "head_dim=8", "block=16",
                                        "local=1", "stride=2")
         self.assertEqual([result["status"] for result in results], ["refused", "ok"])
+
+    def test_beside_limits(self):
+        """The process that measures limits ends although a peer was started after it."""
+        path = os.path.join(self.folder.name, "false.py")
+        with open(path, "w") as file:
+            file.write(FALSE_PEER.format(ZEROS + "tell(kernel='k', samples_seconds=[1])"))
+        report, (result,) = self.measure(path, limits=("--budget", "4"))
+        self.assertTrue(report["devices"][0]["ceilings"])
+        self.assertEqual(result["status"], "failed")
 
     def test_wrong_result(self):
         _, (result,) = self.false_peer(ZEROS + "tell(kernel='k', samples_seconds=[1, 2, 3])")
