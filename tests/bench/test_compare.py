@@ -382,6 +382,9 @@ class Compare(command.CommandTest):
         self.put("a.json", root)
         self.compare("a.json", "--html", "a.html")
         self.assertIn("<td>0.25<td>1.64e+04", self.read("a.html"))  # 4096 / 0.25
+        self.put("a.json", made.example())  # peers plan nothing
+        self.compare("a.json", "--html", "a.html")
+        self.assertNotIn("nan", self.read("a.html").split("<script")[0])
 
     def test_figures(self):
         """Each chart of a page is a picture of its own, which is XML although the page is not."""
