@@ -25,6 +25,8 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
 /* Of the time for a group, inputs included, its rounds have this part at least. */
 static const double LEAST_OF_MOST = 0.25;
+/* A way of a peer may take this part of the time that is left. */
+static const double MOST_OF_PEERS = 0.25;
 /* Rounds of limits lie so far apart. */
 static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 
@@ -374,7 +376,8 @@ static void finish(session *s, field *f, double seconds, double check_seconds) {
         contestant *c = f->all[i];
         const bench_stage stage = stage_enter(STAGE_PEERS);
         for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
-            peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
+            peers_measure(s->peers, k, c, s->report, seconds, check_seconds,
+                          fmax(session_rest(s) * MOST_OF_PEERS, 1));
         stage_enter(stage);
         contestant_close(c);
         s->report->results[f->at[i]] = c->result;

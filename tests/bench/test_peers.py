@@ -99,6 +99,42 @@ class Peers(unittest.TestCase):
         self.assertIn("wrong result: ", result["note"])
         self.assertNotIn("median_seconds", result)
 
+    def test_too_slow(self):
+        """What would take too long is told as that, by the time of a run."""
+        _, (result,) = self.false_peer("tell(kernel='k', note='a run takes 9 s', run_seconds=9)")
+        self.assertEqual((result["status"], result["note"], result["estimate_seconds"],
+                          result["need_seconds"]), ("slow", "a run takes 9 s", 9, 36))
+        _, (result,) = self.false_peer("tell(kernel='k', note='no', run_seconds=-9)")
+        self.assertEqual((result["status"], result["note"]), ("refused", "no"))
+        _, (result,) = self.false_peer("tell(kernel='k', note=str(request['most_seconds'] < 20))")
+        self.assertEqual(result["note"], "True")
+
+    def test_samples(self):
+        """The first run alone is the first time, and no round is made that there is no time for.
+        Time passes only in runs."""
+        program = f"""
+import sys, types
+sys.path.insert(0, {PEERS!r})
+import peer
+now = [0.0]
+peer.time = types.SimpleNamespace(perf_counter=lambda: now[0])
+def of(*seconds):
+    left = list(seconds)
+    def run():
+        now[0] += left.pop(0) if len(left) > 1 else left[0]
+    return run
+assert peer.samples(of(0.25, 0.125), 0.5, most=1) == (0.25, [0.125] * 4)
+assert peer.samples(of(8, 0.125), 0.25, most=9) == (8, [0.125] * 3)  # loaded something
+for run, most, last in (of(2), 1, 2), (of(8, 4), 9, 12):
+    begin = now[0]
+    try:
+        peer.samples(run, 1, most=most)
+        sys.exit("not slow")
+    except peer.TooSlow:
+        assert now[0] - begin == last, now[0] - begin
+"""
+        subprocess.run([sys.executable, "-B", "-c", program], check=True)
+
     def test_wrong_gradients(self):
         """Each of the three counts, and none of them may be missing."""
         line = ("[open(out[:-1] + name, 'wb').write(bytes(2 * 32 * 8 * 4)) for name in {}]; "
