@@ -414,7 +414,7 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         fprintf(f, "%s: %s %s on %s", status_word(x->status), x->family, dtype_name(x->dtype),
                 r->devices[x->device].id);
         if (x->kernel[0]) fprintf(f, ", %s", x->kernel);
-        if (!(x->need_seconds > 0)) {
+        if (x->status != BENCH_SLOW || !(x->need_seconds > 0)) {
             fprintf(f, ": %s\n  %s\n", x->note, x->line);
             continue;
         }
