@@ -100,13 +100,18 @@ static int nothing_in_common(const comparison *c) {
     return cli_error(CLI_FAILED, "compare", "the files have no problem in common: %s", text);
 }
 
-/* A column is below the bound when its mean is, and differs from 1 by more than the spread. */
+/* A column is below the bound when its mean is by more than the spread. What is no difference is no
+ * loss either. */
+static int is_below(const matrix_ratio *mean, double least) {
+    return mean->high < least && !(mean->same && least <= 1);
+}
+
 static int check_means(const comparison *c) {
     int failed = 0, compared = 0;
     for (int k = 0; k < c->m.n_columns && c->least > 0; k++) {
         const matrix_mean *mean = &c->m.columns[k].mean;
         compared += mean->count;
-        if (!mean->count || mean->ratio.same || mean->ratio.value >= c->least) continue;
+        if (!mean->count || !is_below(&mean->ratio, c->least)) continue;
         cli_error(CLI_FAILED, "compare",
                   "--fail-below %g: %.150s reaches %.3f of %.150s over %d problems", c->least,
                   c->m.columns[k].name, mean->ratio.value, matrix_base_name(&c->m, k), mean->count);

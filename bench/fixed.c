@@ -57,11 +57,9 @@ static int admit(fixed *x, int i, double already, double *need, double *first_pl
     double rest = session_rest(s) - already, most = may_take(x, rest);
     const double compiling = session_foretell_compiling(s, &shape);
     if (compiling > 0 && compiling > (x->again ? rest : most)) {
-        x->needs[i] = compiling;
+        session_foretell_uncompiled(s, l->line, compiling, &f);
+        x->needs[i] = f.seconds;
         if (!x->again) return POSTPONED;
-        memset(&f, 0, sizeof f);
-        f.seconds = compiling;
-        f.run = f.ideal = NAN;
         snprintf(f.why, sizeof f.why,
                  "its kernels would take about %s to compile, %s are left for it",
                  text_seconds(would, sizeof would, compiling),

@@ -324,16 +324,15 @@ gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char
     g->dtype = dtype;
     g->kind = providers[p].kind;
     if (g->kind == 2) {
-        if (dtype != TESS_F16 && variant == 0)
-            g->loop = gemm_loop_create(threads, dtype == TESS_BF16);
+        if (variant == 0) g->loop = gemm_loop_create(threads, dtype);
         if (!g->loop) {
-            snprintf(reason, reason_size,
-                     "the own loop multiplies f32, and bf16 where the processor does");
+            snprintf(reason, reason_size, "there is no loop of this type for the processor");
             gemm_close(g);
             return NULL;
         }
         snprintf(g->name, sizeof g->name, "own loop");
-        snprintf(g->method, sizeof g->method, "%s micro-kernel", gemm_loop_name(g->loop));
+        snprintf(g->method, sizeof g->method, "%s micro-kernel%s", gemm_loop_name(g->loop),
+                 gemm_loop_widens(g->loop) ? ", widens to f32" : "");
         return g;
     }
     for (int i = 0; providers[p].files[i] && !g->library; i++)

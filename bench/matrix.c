@@ -151,6 +151,27 @@ static int compare_rows(const void *a, const void *b) {
     return strcmp(x->shape->line, y->shape->line);
 }
 
+static int compare_places(const void *a, const void *b) {
+    const matrix_row *x = a, *y = b;
+    return x->place - y->place;
+}
+
+/* Rows in the order of their suites, others after them: results come in an order of their own where
+ * a device has no time for all. */
+static void order_by_suite(matrix *m, const line_index *index) {
+    int next = 0;
+    for (int i = 0; i < m->n_rows; i++) m->rows[i].place = -1;
+    for (int f = 0; f < m->n_files; f++)
+        for (int i = 0; i < m->reports[f]->n_lines; i++) {
+            size_t slot = 0;
+            const int row = find_line(index, m->rows, m->reports[f]->lines[i].line, &slot);
+            if (row >= 0 && m->rows[row].place < 0) m->rows[row].place = next++;
+        }
+    for (int i = 0; i < m->n_rows; i++)
+        if (m->rows[i].place < 0) m->rows[i].place = next++;
+    qsort(m->rows, (size_t)m->n_rows, sizeof *m->rows, compare_places);
+}
+
 /* What could not be understood has no shape, and no row. */
 static int has_shape(const bench_result *x) { return x->pattern[0] && x->head_dim > 0; }
 
@@ -172,6 +193,7 @@ static int find_rows(matrix *m, line_index *index) {
             describe_row(row);
             index->slots[slot] = m->n_rows;
         }
+    order_by_suite(m, index); /* which ends the index; sort_rows makes it anew */
     for (int i = 0; i < m->n_rows; i++) {
         for (int j = 0; j < i && m->rows[i].group < 0; j++)
             if (same_group(&m->rows[i], &m->rows[j])) m->rows[i].group = m->rows[j].group;

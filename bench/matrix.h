@@ -54,6 +54,7 @@ typedef struct matrix_cell {
 typedef struct matrix_row {
     const bench_result *shape; /* the result that was seen first */
     int kind, group;           /* rows of a group differ in length alone */
+    int place;                 /* in the suite, where it is of one */
     int best;                  /* column, or -1 */
     int n_measured;
     char name[96];    /* "S2 16k" */

@@ -156,9 +156,11 @@ static int any_of_kind(const matrix *m, int kind) {
 
 void matrix_text_tables(const matrix *m, FILE *f) {
     const int beside = 3;
-    char line[1024];
+    char line[1024], units[32];
     for (int k = 0; k < m->n_columns; k++)
-        fprintf(f, "%s: %s, %s\n", m->columns[k].id, m->columns[k].name, m->columns[k].kernels);
+        fprintf(f, "%s: %s%s%s%s%s\n", m->columns[k].id, m->columns[k].name,
+                device_units(m->columns[k].about, units, sizeof units)[0] ? ", " : "", units,
+                m->columns[k].kernels[0] ? ", " : "", m->columns[k].kernels);
     for (int first = 0; first < m->n_columns; first += beside)
         for (int kind = 0; kind < MATRIX_KINDS; kind++)
             if (any_of_kind(m, kind))

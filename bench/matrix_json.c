@@ -142,6 +142,7 @@ static void column_object(const matrix *m, const matrix_column *c, FILE *f) {
     text(&w, "backend", c->about->backend);
     text(&w, "kind", c->about->kind);
     text(&w, "driver", c->about->driver);
+    number(&w, "compute_units", c->about->compute_units);
     text(&w, "kernels", c->kernels);
     if (c->peer[0]) text(&w, "peer", c->peer);
 #define COUNT(field) whole(&w, #field, c->field);
@@ -305,6 +306,8 @@ static int kernel_index(kernel_list *list, const char *name) {
 
 static void brief_column(const matrix *m, const matrix_column *c, FILE *f) {
     writer w = begin_column(c, f);
+    if (c->peer[0]) text(&w, "peer", c->peer);
+    if (c->about->drift > 0) number(&w, "drift", c->about->drift);
     if (carries_limits(m, c)) {
         key(&w, "limits");
         for (int i = 0; i < c->about->n_ceilings; i++) {

@@ -117,8 +117,8 @@ static void machine(const bench_report *r, FILE *f) {
     term(f, "Tessera", text);
     for (int i = 0; i < r->n_devices; i++) {
         const bench_device *d = &r->devices[i];
-        snprintf(text, sizeof text, "%s; %s; %s; %u units; %s", d->name, d->arch, d->driver,
-                 d->compute_units, text_bytes(a, sizeof a, (double)d->memory_bytes));
+        snprintf(text, sizeof text, "%s; %s; %s; %s; %s", d->name, d->arch, d->driver,
+                 device_units(d, b, sizeof b), text_bytes(a, sizeof a, (double)d->memory_bytes));
         term(f, d->id, text);
         term(f, "", d->ceiling_note);
     }
@@ -234,6 +234,12 @@ static void plots(const matrix *m, FILE *f) {
     fputs("</section>\n", f);
 }
 
+static int has_planning(const bench_report *r) {
+    int any = r->n_planning > 0;
+    for (int i = 0; i < r->n_devices; i++) any |= r->devices[i].planning_note[0] != 0;
+    return any;
+}
+
 static void details(const matrix *m, FILE *f) {
     char text[1024];
     fputs("<section id=\"more\"><h2>Details</h2>\n<details><summary>First run, planning, memory, "
@@ -255,7 +261,7 @@ static void details(const matrix *m, FILE *f) {
             f);
         report_html_ceilings(r, f);
         fputs("</details>\n", f);
-        if (r->n_planning) {
+        if (has_planning(r)) {
             fputs("<details><summary>Planning</summary>\n", f);
             report_html_planning(r, f);
             fputs("</details>\n", f);

@@ -75,11 +75,17 @@ static void shares_cell(const matrix_shares *s, const char *what, FILE *f) {
         fputs("\xe2\x80\x93</td>", f);
 }
 
+static int is_base(const matrix *m, const matrix_column *c) {
+    for (int k = 0; k < m->n_columns; k++)
+        if (m->columns[k].base == c - m->columns) return 1;
+    return 0;
+}
+
 static void mean_cell(const matrix *m, const matrix_column *c, FILE *f) {
     const matrix_ratio *r = &c->mean.ratio;
     char a[24], low[24], high[24];
     if (c->base < 0) {
-        fprintf(f, "<td data-n=\"speed\">%s</td>", m->n_columns > 1 ? "base" : "\xe2\x80\x93");
+        fprintf(f, "<td data-n=\"speed\">%s</td>", is_base(m, c) ? "base" : "\xe2\x80\x93");
     } else if (!c->mean.count) {
         fputs("<td data-n=\"speed\">nothing in common</td>", f);
     } else {
@@ -96,6 +102,7 @@ static void mean_cell(const matrix *m, const matrix_column *c, FILE *f) {
 }
 
 void page_devices(const matrix *m, FILE *f) {
+    char units[32];
     int base = -1;
     for (int k = 0; k < m->n_columns; k++)
         if (m->columns[k].base >= 0) base = m->columns[k].base;
@@ -117,7 +124,9 @@ void page_devices(const matrix *m, FILE *f) {
         fprintf(f, "<tr data-c=\"%d\"><th class=\"l\" scope=\"row\">", k);
         page_key(k, f);
         write_html_escaped(f, c->name);
-        if (c->software) fputs(" <small>software</small>", f);
+        device_units(c->about, units, sizeof units);
+        fprintf(f, " <small>%s%s%s</small>", units, units[0] && c->software ? ", " : "",
+                c->software ? "software" : "");
         fputs("</th><td data-n=\"fastest in\"><span>", f);
         if (c->contested)
             fprintf(f, "<b>%d</b> of %d", c->best, c->contested);
@@ -411,9 +420,7 @@ void page_costs(const matrix *m, FILE *f) {
             table_cell(&t, "%s", m->columns[k].id);
             table_cell(&t, "%s", x->kernel);
             table_cell(&t, "%s", text_seconds(b, sizeof b, x->first_seconds));
-            table_cell(&t, "%s",
-                       isfinite(x->compile_seconds) ? text_seconds(b, sizeof b, x->compile_seconds)
-                                                    : "-");
+            table_cell(&t, "%s", text_seconds(b, sizeof b, x->compile_seconds));
             table_cell(&t, "%s", text_seconds(b, sizeof b, x->plan_seconds));
             table_cell(&t, "%s", text_bytes(b, sizeof b, (double)x->workspace_bytes));
             table_cell(&t, "%s", text_bytes(b, sizeof b, (double)x->kv_bytes_kept));

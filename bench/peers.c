@@ -22,6 +22,7 @@
 #include "text.h"
 
 enum { MOST_PEERS = 8, MOST_LINE = 1 << 20, MOST_ANSWERS = 16 };
+enum { LEAST_RUNS = 4 }; /* of a peer on a problem: the first, and three rounds */
 /* Importing a large package takes a while; a problem may be compiled for. */
 static const double HELLO_SECONDS = 60, ANSWER_SECONDS = 60;
 
@@ -233,7 +234,8 @@ static int read_outputs(const peers *p, instance *x, int backward) {
     return 0;
 }
 
-static cJSON *describe(const peers *p, const contestant *c, const bench_device *d, double seconds) {
+static cJSON *describe(const peers *p, const contestant *c, const bench_device *d, double seconds,
+                       double most) {
     const bench_result *r = &c->result;
     cJSON *o = cJSON_CreateObject();
     static const char *const ops[] = {"fwd", "bwd", "decode"};
@@ -243,6 +245,7 @@ static cJSON *describe(const peers *p, const contestant *c, const bench_device *
     cJSON_AddStringToObject(o, "device", d->id);
     cJSON_AddNumberToObject(o, "threads", d->compute_units);
     cJSON_AddNumberToObject(o, "seconds", seconds);
+    cJSON_AddNumberToObject(o, "most_seconds", most);
     cJSON_AddStringToObject(o, "op", ops[r->decode ? 2 : r->backward ? 1 : 0]);
     cJSON_AddStringToObject(o, "dtype", dtype_name(r->dtype));
     cJSON_AddStringToObject(o, "pattern", r->pattern);
@@ -322,13 +325,24 @@ static int takes(const peer *p, const bench_device *d) {
     return p->line >= 0 && strstr(list, name) != NULL;
 }
 
+/* One that does not take the problem, or would need too long for it, as it says by a run's time. */
+static void decline(bench_result *x, const cJSON *a, const char *note) {
+    const cJSON *run = cJSON_GetObjectItemCaseSensitive(a, "run_seconds");
+    const double seconds = cJSON_IsNumber(run) ? run->valuedouble : 0;
+    const int slow = seconds > 0 && seconds < 1e9;
+    refuse(x, slow ? BENCH_SLOW : BENCH_REFUSED, note);
+    if (!slow) return;
+    x->estimate_seconds = seconds;
+    x->need_seconds = LEAST_RUNS * seconds;
+}
+
 int peers_measure(peers *all, int index, contestant *c, bench_report *report, double seconds,
-                  double check_seconds) {
+                  double check_seconds, double most) {
     peer *p = &all->all[index];
     const bench_device *d = &report->devices[c->result.device];
     const char *why = NULL;
     if (!takes(p, d) || !c->open || c->result.status != BENCH_OK) return 0;
-    cJSON *request = describe(all, c, d, seconds);
+    cJSON *request = describe(all, c, d, seconds, most);
     const int asked = write_inputs(all, &c->x, c->result.backward) == 0 && ask(p, request) == 0;
     cJSON_Delete(request);
     int status = 0;
@@ -344,7 +358,7 @@ int peers_measure(peers *all, int index, contestant *c, bench_report *report, do
         if (!r)
             status = -1;
         else if (note[0])
-            refuse(r, BENCH_REFUSED, note);
+            decline(r, a, note);
         else
             judge(all, c, a, check_seconds, r);
         /* The next answer may wait for this one to be read. */

@@ -16,9 +16,10 @@ typedef struct peers peers;
 peers *peers_start(const char *list, bench_report *report);
 int peers_count(const peers *p);
 /* Lets peer `index` compute and time the problem of an open contestant, on the inputs of that one,
- * and appends what it gives to the report. Returns -1 when out of memory. */
+ * and appends what it gives to the report. It times for `seconds`, and leaves out what would take
+ * longer than `most`. Returns -1 when out of memory. */
 int peers_measure(peers *p, int index, contestant *c, bench_report *report, double seconds,
-                  double check_seconds);
+                  double check_seconds, double most);
 void peers_stop(peers *p);
 
 #endif

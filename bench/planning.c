@@ -95,8 +95,10 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
         start = clock_now();
         status = tess_plan_create(device, layout, &plan_desc, &plan);
         double seconds = clock_now() - start;
-        if (n >= 0) samples[n] = seconds;
-        sum += seconds;
+        if (n >= 0) {
+            samples[n] = seconds;
+            sum += seconds;
+        }
         last = n + 1 == RUNS || (n + 1 >= LEAST_RUNS && sum > ENOUGH_SECONDS);
         if (status == TESS_OK && last) {
             status = tess_plan_query(plan, &info);

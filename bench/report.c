@@ -181,8 +181,7 @@ static void decode_cells(table *t, const bench_result *x) {
     table_cell(t, "%d", x->layers);
     table_cell(t, "%.3g", x->parts);
     table_cell(t, "%s", text_seconds(a, sizeof a, x->plan_seconds));
-    table_cell(t, "%s",
-               isfinite(x->host_seconds) ? text_seconds(a, sizeof a, x->host_seconds) : "-");
+    table_cell(t, "%s", text_seconds(a, sizeof a, x->host_seconds));
     table_cell(t, "%s", text_seconds(a, sizeof a, x->median));
     table_cell(t, "%s%s", short_percent(a, sizeof a, x->spread), x->noisy ? "!" : "");
     table_cell(t, x->byte_rate < 99.95e9 ? "%.1f" : "%.0f", x->byte_rate / 1e9);
@@ -385,11 +384,11 @@ static void machine_line(const bench_report *r, FILE *f, const char *separator) 
 }
 
 static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
+    char units[32];
     for (int i = 0; i < r->n_devices; i++) {
         const bench_device *d = &r->devices[i];
-        fprintf(f, "%s%s: %s, %s%s%s; %u %s\n", bullet, d->id, d->name, d->arch,
-                d->driver[0] ? ", " : "", d->driver, d->compute_units,
-                strcmp(d->kind, "gpu") == 0 ? "multiprocessors" : "threads");
+        fprintf(f, "%s%s: %s, %s%s%s; %s\n", bullet, d->id, d->name, d->arch,
+                d->driver[0] ? ", " : "", d->driver, device_units(d, units, sizeof units));
         if (d->ceiling_note[0]) fprintf(f, "%s%s ceilings: %s\n", bullet, d->id, d->ceiling_note);
         if (d->planning_note[0]) fprintf(f, "%s%s plans: %s\n", bullet, d->id, d->planning_note);
     }
@@ -415,7 +414,7 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         fprintf(f, "%s: %s %s on %s", status_word(x->status), x->family, dtype_name(x->dtype),
                 r->devices[x->device].id);
         if (x->kernel[0]) fprintf(f, ", %s", x->kernel);
-        if (!(x->need_seconds > 0)) {
+        if (x->status != BENCH_SLOW || !(x->need_seconds > 0)) {
             fprintf(f, ": %s\n  %s\n", x->note, x->line);
             continue;
         }
@@ -423,7 +422,8 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         for (const char *separator = ""; i < r->n_results; i++, separator = ",") {
             const bench_result *y = &r->results[order[i]];
             if (!same_series(x, y) || y->status != BENCH_SLOW || !(y->need_seconds > 0)) break;
-            fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len),
+            fprintf(f, "%s %s %s (%s)", separator, y->pattern,
+                    short_tokens(tokens, sizeof tokens, y->kv_len),
                     text_seconds(need, sizeof need, y->need_seconds));
         }
         i--;
@@ -528,6 +528,14 @@ void report_html_planning(const bench_report *r, FILE *f) {
     table_free(&t);
     planning_bars(bars, sizeof bars);
     fprintf(f, "<p class=\"small\">%s</p>\n", bars);
+    for (int i = 0; i < r->n_devices; i++) {
+        if (!r->devices[i].planning_note[0]) continue;
+        fputs("<p class=\"small\">", f);
+        write_html_escaped(f, r->devices[i].id);
+        fputs(": ", f);
+        write_html_escaped(f, r->devices[i].planning_note);
+        fputs("</p>\n", f);
+    }
 }
 
 void report_html_ceilings(const bench_report *r, FILE *f) {

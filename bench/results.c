@@ -116,8 +116,10 @@ static double share(const bench_device *d, int ceiling, double rate) {
 /* A kernel may always compute in f32, so that products of f32 stand in where those of a type are
  * unknown; but not on a device that was seen to be faster in that type than in f32. */
 static int stands_in(const bench_report *r, int device, int ceiling, uint32_t dtype) {
-    const bench_ceiling *c = &r->devices[device].ceilings[ceiling];
-    if (c->dtype == dtype) return 1;
+    const bench_device *d = &r->devices[device];
+    const bench_ceiling *c = &d->ceilings[ceiling];
+    for (int i = 0; i < d->n_ceilings; i++)
+        if (d->ceilings[i].unit == BENCH_GEMM && d->ceilings[i].dtype == dtype) return 1;
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
         if (x->status == BENCH_OK && x->device == device && x->dtype == dtype &&
@@ -226,6 +228,14 @@ int status_from_word(const char *word) {
 }
 
 int status_skipped(int status) { return status != BENCH_OK && status != BENCH_FAILED; }
+
+const char *device_units(const bench_device *d, char *buffer, size_t size) {
+    const char *what = strcmp(d->kind, "gpu") == 0 ? "multiprocessor" : "thread";
+    buffer[0] = 0;
+    if (d->compute_units)
+        snprintf(buffer, size, "%u %s%s", d->compute_units, what, d->compute_units > 1 ? "s" : "");
+    return buffer;
+}
 
 const char *report_version(const bench_report *r, char *buffer, size_t size) {
     snprintf(buffer, size, r->commit[0] ? "%s (%s)" : "%s", r->library_version, r->commit);

@@ -238,6 +238,10 @@ int status_from_word(const char *word); /* -1: none */
 /* Neither measured nor failed. */
 int status_skipped(int status);
 
+/* "16 threads", "132 multiprocessors"; "" where that is unknown. Returns the buffer, which has room
+ * for 32. */
+const char *device_units(const bench_device *d, char *buffer, size_t size);
+
 /* "0.1.0 (4ac8b16d2f07)", without brackets where the commit is unknown. Returns the buffer. */
 const char *report_version(const bench_report *r, char *buffer, size_t size);
 

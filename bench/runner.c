@@ -59,16 +59,17 @@ static int run_lines(session *s) {
     if (o->line) return run_problem(s);
     if (o->n_lines && run_fixed(s) != 0) return -1;
     for (int i = 0; i < o->n_series && !clock_interrupted(); i++) {
-        double share = (s->deadline - clock_now()) / (o->n_series - i);
+        double share = session_rest(s) / (o->n_series - i);
         if (run_series(s, &o->series[i], share) != 0) return -1;
     }
     return 0;
 }
 
-static int run_kernel(session *s, const char *kernel) {
+/* What the budget does not pay for is no loss of the kernels that follow. */
+static int run_kernel(session *s, const char *kernel, double *end) {
     session_begin_kernel(s, kernel);
     const int status = run_lines(s);
-    session_end_kernel(s);
+    *end += session_end_kernel(s);
     return status;
 }
 
@@ -112,7 +113,7 @@ static int run_device(session *s, double seconds) {
     bench_device *d = &s->report->devices[s->index];
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = d->id};
     const double reserve = s->options->planning ? fmin(PLANNING_SECONDS, seconds / 20) : 0;
-    const double end = clock_now() + seconds - reserve;
+    double end = clock_now() + seconds - reserve;
     int status = 0;
     s->limits_at = clock_now();
     stages_of(d->stages);
@@ -126,7 +127,7 @@ static int run_device(session *s, double seconds) {
     s->bar.total += (n - 1) * count_points(s->options);
     for (int k = 0; k < n && status == 0 && !clock_interrupted(); k++) {
         s->deadline = clock_now() + (end - clock_now()) / (n - k);
-        status = run_kernel(s, s->options->all_kernels ? names[k] : NULL);
+        status = run_kernel(s, s->options->all_kernels ? names[k] : NULL, &end);
     }
     s->deadline += reserve;
     if (s->options->planning && status == 0 && !clock_interrupted()) status = run_planning(s);
@@ -202,6 +203,8 @@ int run_suite(const run_options *options, bench_report *report) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;
         status = run_device(&s, session_share(&s, report->n_devices - s.index));
     }
+    stages_of(NULL);
+    tess_device_release(s.counter);
     ceilings_stop(limits);
     peers_stop(s.peers);
     progress_end(&s.bar);

@@ -82,7 +82,8 @@ static int amdsmi_works(void) {
     enum { GPUS = 1 << 1 };
     static const char *const names[] = {"libamd_smi.so.26", "libamd_smi.so.25", "libamd_smi.so",
                                         NULL};
-    static const find_names smi = {names, "libamd_smi.so", NULL, find_rocm_folders, NULL};
+    static const find_names smi = {names, "libamd_smi.so", NULL, find_rocm_folders,
+                                   "_rocm_sdk_*/lib"};
     struct amdsmi *a = &amdsmi;
     if (a->tried) return a->works;
     a->tried = 1;
@@ -188,9 +189,23 @@ static bench_sensors cpu_read(void) {
     return s;
 }
 
-/* Packages alone; their parts stand one level below. */
-static double rapl_joules(void) {
-    return files_number("/sys/class/powercap/intel-rapl:[0-9]/energy_uj", 1e-6, 0);
+/* Packages alone: their parts stand one level below, and beside them may stand the whole platform,
+ * which holds them. */
+double sensors_packages(const char *folder) {
+    double sum = NAN;
+    for (int i = 0; i < 64; i++) {
+        char path[256], name[16] = "";
+        snprintf(path, sizeof path, "%.200s/intel-rapl:%d/name", folder, i);
+        FILE *f = fopen(path, "r");
+        if (!f) continue;
+        const int got = fscanf(f, "%15s", name);
+        fclose(f);
+        if (got != 1 || strncmp(name, "package", strlen("package")) != 0) continue;
+        snprintf(path, sizeof path, "%.200s/intel-rapl:%d/energy_uj", folder, i);
+        const double joules = files_number(path, 1e-6, 0);
+        sum = isnan(sum) ? joules : sum + joules;
+    }
+    return sum;
 }
 
 /* ------------------------------------------------------------------ all */
@@ -213,7 +228,7 @@ double sensors_top_clock(const bench_device *d) {
 
 double sensors_joules(const bench_device *d) {
     if (!d) return NAN;
-    if (!is_gpu(d)) return rapl_joules();
+    if (!is_gpu(d)) return sensors_packages("/sys/class/powercap");
     void *handle = nvml_device(d);
     if (handle) return nvml_joules(handle);
     const double joules = amdsmi_joules(d);

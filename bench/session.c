@@ -25,6 +25,8 @@ static const double SPARSE_SHARE = 0.6, BACKWARD_SHARE = 0.4;
 static const double SECONDS_A_BYTE = 3e-9, BYTES_TO_KNOW = 1e8;
 /* Of the time for a group, inputs included, its rounds have this part at least. */
 static const double LEAST_OF_MOST = 0.25;
+/* A way of a peer may take this part of the time that is left. */
+static const double MOST_OF_PEERS = 0.25;
 /* Rounds of limits lie so far apart. */
 static const double LIMITS_EVERY = 25, ROUND_COSTS = 12;
 
@@ -56,10 +58,11 @@ void session_begin_kernel(session *s, const char *kernel) {
 /* What compiling took and the budget does not pay for. */
 static double unpaid_compiling(const session *s) { return fmin(s->compiling, s->patience); }
 
-void session_end_kernel(session *s) {
+double session_end_kernel(session *s) {
     const double unpaid = unpaid_compiling(s);
     s->unpaid -= unpaid;
     s->end += unpaid;
+    return unpaid;
 }
 
 double session_rest(const session *s) { return s->deadline + unpaid_compiling(s) - clock_now(); }
@@ -128,7 +131,7 @@ double session_foretell_compiling(const session *s, const bench_result *shape) {
 void session_reset_speeds(session *s) {
     memset(s->speed, 0, sizeof s->speed);
     memset(s->backward_speed, 0, sizeof s->backward_speed);
-    s->decode_rate = DECODE_GUESS;
+    s->decode_rate = 0;
     s->prepare_seconds = SECONDS_A_BYTE * BYTES_TO_KNOW;
     s->prepare_bytes = BYTES_TO_KNOW;
 }
@@ -146,38 +149,81 @@ void session_find_speed(session *s, uint32_t dtype) {
     if (!(s->speed[dtype] > 0)) s->speed[dtype] = -1;
 }
 
+/* FLOP/s of dense problems in a type, or in another one of which some have run; 0: of none. */
+static double speed_of(const session *s, uint32_t dtype) {
+    static const uint32_t near[3][3] = {[TESS_F32] = {TESS_F32, TESS_F16, TESS_BF16},
+                                        [TESS_F16] = {TESS_F16, TESS_BF16, TESS_F32},
+                                        [TESS_BF16] = {TESS_BF16, TESS_F16, TESS_F32}};
+    for (int i = 0; i < 3; i++)
+        if (s->speed[near[dtype][i]] > 0) return s->speed[near[dtype][i]];
+    return 0;
+}
+
+static double decode_rate(const session *s) {
+    return s->decode_rate > 0 ? s->decode_rate : DECODE_GUESS;
+}
+
 static double run_seconds(const session *s, const measure_cost *cost, uint32_t dtype) {
-    if (cost->decode) return (double)cost->bytes_min / s->decode_rate;
-    double speed = s->speed[dtype] > 0 ? s->speed[dtype] : SPEED_GUESS;
+    if (cost->decode) return (double)cost->bytes_min / decode_rate(s);
+    double speed = speed_of(s, dtype) > 0 ? speed_of(s, dtype) : SPEED_GUESS;
     if (cost->backward)
         speed = s->backward_speed[dtype] > 0 ? s->backward_speed[dtype] : BACKWARD_SHARE * speed;
     return cost->flops / (cost->ideal > 1 ? SPARSE_SHARE * speed : speed);
 }
 
-void session_foretell(session *s, const char *line, session_forecast *f) {
+/* Joules are counted over a while of their own, one run at least. */
+static double energy_seconds(const session *s, double once) {
+    const double seconds = s->options ? s->options->energy : 0;
+    return seconds > 0 && s->report->devices[s->index].energy[0] ? fmax(seconds, once) : 0;
+}
+
+/* What a plan of some device tells of a line. A run that nothing like it has shown is not told. */
+static int foretell_by(session *s, tess_device *device, const char *kernel, const char *line,
+                       session_forecast *f, bench_result *shape) {
     measure_cost cost;
-    bench_result shape;
     memset(f, 0, sizeof *f);
-    memset(&shape, 0, sizeof shape);
-    f->ideal = NAN;
-    measure_describe(line, &shape);
-    if (shape.status == BENCH_FAILED) {
-        snprintf(f->why, sizeof f->why, "%s", shape.note);
-        return;
+    memset(shape, 0, sizeof *shape);
+    f->ideal = f->run = NAN;
+    measure_describe(line, shape);
+    if (shape->status == BENCH_FAILED) {
+        snprintf(f->why, sizeof f->why, "%s", shape->note);
+        return -1;
     }
-    if (measure_estimate(s->runtime, s->device, s->kernel, line, &cost, f->why, sizeof f->why) != 0)
-        return;
+    if (measure_estimate(s->runtime, device, kernel, line, &cost, f->why, sizeof f->why) != 0)
+        return -1;
     f->planned = 1;
     f->ideal = cost.ideal;
-    f->run = run_seconds(s, &cost, shape.dtype);
+    const double run = run_seconds(s, &cost, shape->dtype);
+    if (cost.decode ? s->decode_rate > 0 : s->speed[shape->dtype] > 0) f->run = run;
     /* Layers of decode take turns, and all of them are read. */
     const double once =
-        cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / s->decode_rate : f->run;
+        cost.decode ? fmax((double)cost.bytes_min, LAYERS_BYTES) / decode_rate(s) : run;
     const int runs = RUNS_AT_LEAST - (!cost.decode && once > CONTEST_SLOW_RUN);
-    f->seconds = runs * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes;
+    f->seconds = runs * once + s->prepare_seconds / s->prepare_bytes * (double)cost.bytes +
+                 energy_seconds(s, once);
     f->first_plan = cost.plan_seconds;
-    note_compiling(s, &shape, cost.plan_seconds);
     snprintf(f->kernel, sizeof f->kernel, "%s", cost.kernel);
+    return 0;
+}
+
+void session_foretell(session *s, const char *line, session_forecast *f) {
+    bench_result shape;
+    if (foretell_by(s, s->device, s->kernel, line, f, &shape) == 0)
+        note_compiling(s, &shape, f->first_plan);
+}
+
+/* What a plan counts is the same on every device, and the CPU compiles nothing. */
+void session_foretell_uncompiled(session *s, const char *line, double compiling,
+                                 session_forecast *f) {
+    const tess_device_desc cpu = {.struct_size = sizeof cpu, .id = "cpu"};
+    bench_result shape;
+    if (!s->counter && tess_device_open(s->runtime, &cpu, &s->counter) != TESS_OK)
+        s->counter = NULL;
+    if (!s->counter || foretell_by(s, s->counter, NULL, line, f, &shape) != 0)
+        *f = (session_forecast){.ideal = NAN};
+    f->seconds += compiling;
+    f->run = NAN;
+    f->kernel[0] = 0;
 }
 
 /* Also of a problem that left its contest, since one run of it is known. */
@@ -330,7 +376,8 @@ static void finish(session *s, field *f, double seconds, double check_seconds) {
         contestant *c = f->all[i];
         const bench_stage stage = stage_enter(STAGE_PEERS);
         for (int k = 0; k < peers_count(s->peers) && !clock_interrupted(); k++)
-            peers_measure(s->peers, k, c, s->report, seconds, check_seconds);
+            peers_measure(s->peers, k, c, s->report, seconds, check_seconds,
+                          fmax(session_rest(s) * MOST_OF_PEERS, 1));
         stage_enter(stage);
         contestant_close(c);
         s->report->results[f->at[i]] = c->result;

@@ -26,12 +26,13 @@ typedef struct session {
     bench_report *report;
     tess_runtime *runtime;
     tess_device *device;
-    int index;          /* of the device in the report */
-    const char *kernel; /* NULL: the device's choice */
+    tess_device *counter; /* a CPU; NULL: not needed so far */
+    int index;            /* of the device in the report */
+    const char *kernel;   /* NULL: the device's choice */
     /* FLOP/s of the last dense problem in each dtype, forward and backward; 0: not known yet,
      * negative: the kernel does not take the dtype */
     double speed[3], backward_speed[3];
-    double decode_rate; /* B/s of the last decode problem, at first a guess */
+    double decode_rate; /* B/s of the last decode problem; 0: not known yet */
     double deadline;    /* for this device and kernel */
     double most;        /* seconds that a group, inputs included, may take; 0: whatever it takes */
     double compiling;   /* seconds that went to kernels' first plans and runs */
@@ -57,7 +58,7 @@ typedef struct session {
 typedef struct session_forecast {
     int planned;
     double seconds;    /* runs, inputs, check; not compilation */
-    double run;        /* one run */
+    double run;        /* one run; NaN: nothing like it has run */
     double ideal;      /* speed-up */
     double first_plan; /* seconds, compilation included */
     char kernel[64];
@@ -70,7 +71,8 @@ void session_begin(session *s, double start);
 double session_share(const session *s, int devices);
 /* Around the problems of a kernel, NULL: the device's choice. */
 void session_begin_kernel(session *s, const char *kernel);
-void session_end_kernel(session *s);
+/* Returns the seconds of compilation that the budget does not pay for. */
+double session_end_kernel(session *s);
 
 /* Seconds that are left for the device's problems; compilation counts beyond s->patience. */
 double session_rest(const session *s);
@@ -88,6 +90,9 @@ double session_foretell_compiling(const session *s, const bench_result *shape);
 void session_tell_compiling(session *s, bench_result *x);
 /* Plans the line, which compiles. */
 void session_foretell(session *s, const char *line, session_forecast *f);
+/* The same without compiling, which is known to take so long and counts in f->seconds. */
+void session_foretell_uncompiled(session *s, const char *line, double compiling,
+                                 session_forecast *f);
 
 /* The result of a line on the device and kernel of now, or NULL. */
 const bench_result *session_find(const session *s, const char *family, const char *line);

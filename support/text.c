@@ -49,7 +49,9 @@ const char *text_count(char *buffer, size_t size, uint64_t count) {
 
 const char *text_seconds(char *buffer, size_t size, double seconds) {
     double magnitude = fabs(seconds);
-    if (seconds == 0)
+    if (isnan(seconds))
+        snprintf(buffer, size, "-");
+    else if (seconds == 0)
         snprintf(buffer, size, "0 s");
     else if (magnitude < 999.5e-9)
         three_digits(buffer, size, seconds * 1e9, "n", "s");

@@ -13,7 +13,7 @@ enum { TEXT_SIZE = 48 }; /* room that every function below is content with */
 /* "512 B", "1.50 KiB", "36.0 MiB" */
 const char *text_bytes(char *buffer, size_t size, double bytes);
 const char *text_count(char *buffer, size_t size, uint64_t count); /* "1,234,567" */
-/* "12.3 ns", "1.23 µs", "456 ms", "7.89 s" */
+/* "12.3 ns", "1.23 µs", "456 ms", "7.89 s"; "-" of NaN */
 const char *text_seconds(char *buffer, size_t size, double seconds);
 /* "206 G" + unit, powers of 1000: unit "FLOP/s", "B/s" */
 const char *text_rate(char *buffer, size_t size, double rate, const char *unit);

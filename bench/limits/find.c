@@ -94,10 +94,10 @@ void *find_library(const find_names *f) {
         "/usr/local/lib/python3*/*-packages"};
     void *library = find_named(f->names);
     for (int i = 0; f->folders[i] && !library; i++) library = open_folder(f, f->folders[i]);
-    for (size_t i = 0; i < sizeof roots / sizeof *roots && !library; i++) {
+    for (size_t i = 0; i < sizeof roots / sizeof *roots && f->package && !library; i++) {
         char folder[PATTERN];
         snprintf(folder, sizeof folder, "%s/%s", roots[i], f->package);
         library = open_folder(f, folder);
     }
-    return library ? library : open_of_python(f, getenv("PATH"));
+    return library || !f->package ? library : open_of_python(f, getenv("PATH"));
 }

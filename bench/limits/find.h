@@ -10,7 +10,7 @@ typedef struct find_names {
     /* folders, as patterns, before the last part of which a variable of the environment may stand:
      * "$CUDA_HOME/lib64"; a NULL at the end */
     const char *const *folders;
-    const char *package; /* below site-packages, as a pattern */
+    const char *package; /* below site-packages, as a pattern; NULL: in none */
 } find_names;
 
 /* An open library, or NULL. */

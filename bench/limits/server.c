@@ -2,6 +2,7 @@
 #include "server.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -132,6 +133,8 @@ limits_server *limits_start(void (*work)(const limits_job *job, int out)) {
     }
     close(ends[1]);
     s->line = ends[0];
+    /* A program that is started later would keep the line open, and the server waiting. */
+    (void)fcntl(s->line, F_SETFD, FD_CLOEXEC);
     if (s->process > 0) return s;
     close(s->line);
     free(s);

@@ -72,9 +72,13 @@ const page = (() => {
       state.kernel ? shown(cell, k, off) : cell && !off.has(k));
   }
 
-  function compare(x, than) {
-    const value = than.median / x.median;
-    return { value, same: (x.q1 <= than.q3 && than.q1 <= x.q3) || Math.abs(value - 1) <= SAME };
+  // Of two columns of a row, as matrix_compare does.
+  function compare(row, k, base) {
+    const x = row.cells[k], than = row.cells[base], value = than.median / x.median;
+    const a = data.columns[k], b = data.columns[base];
+    const drift = a.peer === b.peer ? 1 + Math.max(a.drift || 0, b.drift || 0) : 1;
+    const same = than.q1 / x.q3 / drift <= 1 && than.q3 / x.q1 * drift >= 1;
+    return { value, same: same || Math.abs(value - 1) <= SAME };
   }
 
   // The fastest of what is shown of a row; less than two times have none, nor has a row of which
@@ -101,7 +105,7 @@ const page = (() => {
     td.classList.toggle("off", Boolean(filtered));
     if (!cell || cell.status !== "ok") return;
     const behind = best >= 0 ? cell.median / row.cells[best].median : 0;
-    const level = best >= 0 && k !== best && compare(cell, row.cells[best]).same;
+    const level = best >= 0 && k !== best && compare(row, k, best).same;
     td.classList.toggle("best", k === best);
     td.classList.toggle("level", level);
     tag.textContent = k === best ? "\u2605 fastest" : level ? "\u2248 level" :
@@ -127,7 +131,7 @@ const page = (() => {
     if (k === base || !shown(than, base, new Set())) {
       line.textContent = k === base ? "base" : "";
     } else {
-      const r = compare(row.cells[k], than);
+      const r = compare(row, k, base);
       line.textContent = r.same ? "no difference" : times(r.value) + " the base";
     }
     line.hidden = off.has(k);

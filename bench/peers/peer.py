@@ -27,6 +27,10 @@ def path(request, name):
     return os.path.join(request["folder"], name)
 
 
+class TooSlow(Exception):
+    """Its runs would take longer than the suite has time for."""
+
+
 def plain(request):
     """Refuses what takes more than dense attention of tensors in place."""
     if request["packed"]:
@@ -37,16 +41,23 @@ def plain(request):
         raise Refused(f"no pattern {request['pattern']}")
 
 
-def samples(run, seconds, clock=None):
+def samples(run, seconds, clock=None, most=float("inf")):
     """The first run's time, and those of 3 to 64 rounds. `clock` times a call, by default from
-    outside."""
+    outside; where a call returns before its work is done, `clock.wait` waits for it. Raises TooSlow
+    with the time of a run where three rounds would take longer than `most`."""
     clock = clock or outside
     start = time.perf_counter()
     run()
-    clock(run)
+    getattr(clock, "wait", lambda: None)()
     first = time.perf_counter() - start
+    if first > most:
+        raise TooSlow(first)
+    # What is slow at first may have been loading.
+    again = clock(run) if first < 1 or 3 * first > most else first
+    if 3 * again > most:
+        raise TooSlow(again)
     times, start = [], time.perf_counter()
-    while time.perf_counter() - start < 0.1 and first < 1:
+    while time.perf_counter() - start < 0.1 and again < 1:
         clock(run)
     start = time.perf_counter()
     while len(times) < 3 or (len(times) < 64 and time.perf_counter() - start < seconds):
@@ -71,9 +82,12 @@ def serve(name, version, backends, ways):
         try:
             for kernel, run, clock, store in ways(request):
                 try:
-                    first, times = samples(run, request["seconds"], clock)
+                    first, times = samples(run, request["seconds"], clock, request["most_seconds"])
                     store()
                     tell(kernel=kernel, first_seconds=first, samples_seconds=times)
+                except TooSlow as error:
+                    tell(kernel=kernel, note=f"a run takes {error.args[0]:.3g} s",
+                         run_seconds=error.args[0])
                 except (Refused, RuntimeError, MemoryError) as error:
                     tell(kernel=kernel, note=str(error).splitlines()[0][:200] or "refused")
                 sys.stdin.readline()  # the suite has read the output

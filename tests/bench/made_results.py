@@ -89,6 +89,9 @@ def measured(index, line, kernel, median, spread=0.02, peer="", lines=None):
               "dense_pairs": dense, "jobs": 1024, "workspace_bytes": 1 << 20,
               "plan_bytes": 1 << 16, "kv_bytes": 1 << 24, "kv_bytes_kept": 1 << 22,
               "kv_bytes_allocated": 1 << 23}
+    if peer:  # tells its times alone
+        result.update(layout_seconds=None, plan_seconds=None, compile_seconds=None,
+                      workspace_bytes=0, plan_bytes=0, jobs=0)
     if result["op"] == "decode":
         result.update(layers=4, cache_bytes=size, parts=8.0, host_seconds=3e-6)
     return result

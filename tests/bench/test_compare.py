@@ -277,6 +277,15 @@ class Compare(command.CommandTest):
         done = self.compare("a.json", "b.json", "--fail-below", "0.95", code=1)
         self.assertIn("reaches 0.833 of A Made-up GPU (cuda) over 3 problems", done.err)
         self.compare("b.json", "a.json", "--fail-below", "0.95")
+        # 0.833, up to 0.850 by the spreads, or up to 0.868.
+        self.put("wide.json", one_device(1.2, spread=0.06))
+        self.compare("a.json", "b.json", "--fail-below", "0.86", code=1)
+        self.compare("a.json", "wide.json", "--fail-below", "0.86")
+        self.compare("a.json", "wide.json", "--fail-below", "0.95", code=1)
+        # What is no difference is not 1.2 times as fast.
+        self.put("same.json", one_device())
+        self.compare("a.json", "same.json", "--fail-below", "1")
+        self.compare("a.json", "same.json", "--fail-below", "1.2", code=1)
         self.compare("a.json", "b.json", "--base", "b.json", "--fail-below", "0.95")
         for bad in ("", "fast", "0", "-1", "nan", "inf", "1x"):
             self.refuse(2, "--fail-below", "compare", self.path("a.json"), self.path("b.json"),
@@ -321,6 +330,46 @@ class Compare(command.CommandTest):
             first = next(csv.DictReader(io.StringIO(self.read("a.csv"))))
             self.assertEqual(first["place"], place)
 
+    def test_devices(self):
+        """How large a device is, which one is a base, and which plans were left out and why."""
+        a, b = one_device(), one_device()
+        a["devices"].append(made.device("cpu:0", "cpu", "Processor", {}, 1e11, 1e11))
+        a["results"].append(made.measured(1, DENSE, "cpu/avx2", 1e-2))
+        a["devices"][1].update(compute_units=1, planning_note="gradients <left> out, 9 s")
+        b["devices"][0]["compute_units"] = 0
+        self.put("a.json", a)
+        self.put("b.json", b)
+        done = self.compare("a.json", "b.json", "--html", "a.html", "--json", "o.json")
+        for text in ("A Made-up GPU (cuda), 8 multiprocessors, cuda/sm90\n",
+                     "A Processor (cpu), 1 thread, cpu/avx2\n",
+                     "B Made-up GPU (cuda), cuda/sm90\n"):
+            self.assertIn(text, done.out)
+        self.assertEqual([c["compute_units"] for c in json.loads(self.read("o.json"))["columns"]],
+                         [8, 1, 0])
+        page = self.read("a.html")
+        self.assertEqual((page.count("<td data-n=speed>base"), page.count("<td data-n=speed>–")),
+                         (1, 1))
+        self.assertIn("cpu:0: gradients &lt;left&gt; out, 9 s", page)
+
+    def test_order(self):
+        """Rows have the order of the suite, whatever was measured first."""
+        root = made.example()
+        orders = []
+        for results in root["results"], root["results"][::-1]:
+            self.put("a.json", dict(root, results=results))
+            self.compare("a.json", "--json", "o.json")
+            orders.append([r["problem"] for r in json.loads(self.read("o.json"))["rows"]])
+        self.assertEqual(orders[0], orders[1])
+        groups = [line for _, _, line, *_ in made.LINES]
+        self.assertLess(orders[0].index(groups[0]), orders[0].index(groups[1]))
+
+    def test_nothing_measured(self):
+        """A device without a kernel that ran is named without one."""
+        root = one_device()
+        root["results"] = [made.missing(0, DENSE, "", "memory", "needs 90 GiB")]
+        self.put("a.json", root)
+        self.assertIn("cuda:0: Made-up GPU (cuda), 8 multiprocessors\n", self.compare("a.json").out)
+
     def test_costs(self):
         """What a device tells of itself stands in the page where it told something."""
         root = one_device()
@@ -333,6 +382,9 @@ class Compare(command.CommandTest):
         self.put("a.json", root)
         self.compare("a.json", "--html", "a.html")
         self.assertIn("<td>0.25<td>1.64e+04", self.read("a.html"))  # 4096 / 0.25
+        self.put("a.json", made.example())  # peers plan nothing
+        self.compare("a.json", "--html", "a.html")
+        self.assertNotIn("nan", self.read("a.html").split("<script")[0])
 
     def test_figures(self):
         """Each chart of a page is a picture of its own, which is XML although the page is not."""

@@ -266,10 +266,36 @@ static void test_rounds(void **state) {
     ceilings_stop(s);
 }
 
+/* There is a loop of each type, which widens what the processor does not multiply. */
+static void test_own_loops(void **state) {
+    (void)state;
+    static const uint32_t dtypes[] = {TESS_F32, TESS_F16, TESS_BF16};
+    char why[256] = "";
+    for (int i = 0; i < 3; i++) {
+        gemm *g = gemm_open(GEMM_PROVIDERS - 1, dtypes[i], 0, 2048, 2, why, sizeof why);
+#if defined(__x86_64__)
+        const int wide = __builtin_cpu_supports("avx2");
+#elif defined(__aarch64__)
+        const int wide = 1;
+#else
+        const int wide = 0;
+#endif
+        if (!g && (i == 0 || wide)) fail_msg("%s: %s", dtype_name(dtypes[i]), why);
+        if (!g) continue;
+        assert_true(gemm_run(g) == 0 && gemm_flops(g) > 0);
+        assert_string_equal(gemm_library(g), "own loop");
+        if (i < 2) assert_int_equal(strstr(gemm_method(g), "widens to f32") != NULL, i);
+        gemm_close(g);
+    }
+    assert_null(gemm_open(GEMM_PROVIDERS - 1, TESS_F16, 1, 2048, 2, why, sizeof why));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_server),  cmocka_unit_test(test_uuid),  cmocka_unit_test(test_find),
-        cmocka_unit_test(test_missing), cmocka_unit_test(test_loops), cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_server),    cmocka_unit_test(test_uuid),
+        cmocka_unit_test(test_find),      cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_loops),     cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_own_loops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

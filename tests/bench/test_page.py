@@ -28,6 +28,15 @@ ROWS = """JSON.stringify([...document.querySelectorAll('#matrix tbody tr[data-r]
          td.querySelector('b')?.textContent || td.textContent.trim(),
          td.querySelector('.tag')?.textContent || ''])]))"""
 
+# Names in the pictures of plots that lie on each other.
+COLLISIONS = """JSON.stringify([...document.querySelectorAll('svg.chart')].flatMap(svg => {
+  const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent,
+    t.getBoundingClientRect()]).filter(([, box]) => box.width);
+  return texts.flatMap(([a, x], i) => texts.slice(0, i).filter(([, y]) =>
+    Math.min(x.right, y.right) - Math.max(x.left, y.left) > 1 &&
+    Math.min(x.bottom, y.bottom) - Math.max(x.top, y.top) > 2.5).map(([b]) => [a, b]));
+}))"""
+
 
 def axe_source():
     try:
@@ -143,6 +152,10 @@ class Page(command.CommandTest):
             self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width)
             self.assertGreater(len(self.rows()), 30)
         self.assertLessEqual(self.browser.paper(), 4)
+        self.browser.tools("Emulation.setEmulatedMedia", media="print")
+        self.assertEqual(self.browser.value(
+            "[...document.querySelectorAll('.fold, #more')].map(e => e.checkVisibility())"),
+            [False, False])
         self.assertEqual(self.browser.errors(), [])
 
     # -------------------------------------------------------------- filters
@@ -235,6 +248,30 @@ class Page(command.CommandTest):
                 self.assertAlmostEqual(float(text.split("x")[0]), ratio,
                                        delta=0.006 * max(ratio, 1))
 
+    def test_drift(self):
+        """What fixed loops drifted by is no difference with the script either, nor against a base;
+        a peer ran right beside."""
+        devices = [made.device(f"cpu:{n}", "cpu", f"Processor {n}", {}, 1e11, 1e11)
+                   for n in range(3)]
+        devices[1].update(drift=0.15, rounds=4)
+        line = made.LINES[0][2]
+        root = made.report(devices, [made.measured(n, line, "cpu/avx2", t) for n, t in
+                                     enumerate((1e-3, 1.1e-3, 1.2e-3))] +
+                           [made.measured(1, line, "sdpa", 1.1e-3, peer="PyTorch SDPA")])
+        page = self.write("drift", root)
+        marks = {}
+        for script in (False, True):
+            self.open(page, script=script)
+            (_, cells), = self.rows()
+            marks[script] = [mark for _, mark, *_ in cells]
+        self.assertEqual(marks[False], ["best", "level", "", ""])
+        self.assertEqual(marks[True], marks[False])
+        self.choose("Ratios to", "0")
+        self.assertEqual(json.loads(self.browser.value(
+            "JSON.stringify([...document.querySelectorAll('#matrix .ratio')].map("
+            "e => e.textContent))")),
+            ["base", "no difference", "0.91x the base", "0.83x the base"])
+
     # -------------------------------------------------------------- plots
 
     def test_plots(self):
@@ -245,6 +282,10 @@ class Page(command.CommandTest):
                      self.path("both.html"))
         for size, name in ((300_000, "table"), (400_000, "both")):
             self.assertLess(os.path.getsize(self.path(name + ".html")), size)
+        for name in ("table", "both"):
+            for width in (1280, 360):
+                self.open(self.path(name + ".html"), script=False, width=width)
+                self.assertEqual(json.loads(self.browser.value(COLLISIONS)), [], name)
         self.open(page, script=False)
         pictures = ("[...document.querySelectorAll('svg.chart')].filter("
                     "s => s.getBoundingClientRect().height).length")

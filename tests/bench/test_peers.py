@@ -36,11 +36,12 @@ class Peers(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory(prefix="tessera-peers-test-")
         self.addCleanup(self.folder.cleanup)
 
-    def measure(self, peers, *problem):
+    def measure(self, peers, *problem, limits=("--no-ceilings",)):
         path = os.path.join(self.folder.name, "a.json")
-        done = subprocess.run([COMMAND, "bench", *(problem or PROBLEM), "--no-ceilings",
-                               "--no-planning", "--backends", "cpu", "--peers", peers, "--json",
-                               path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        done = subprocess.run([COMMAND, "bench", *(problem or PROBLEM), *limits, "--no-planning",
+                               "--backends", "cpu", "--peers", peers, "--json", path],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=100,
                               env=dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" +
                                        os.environ["PATH"]))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -76,17 +77,63 @@ class Peers(unittest.TestCase):
                              ("ok", "numpy/matmul", "NumPy"), result["note"])
             self.assertGreater(result["checked_rows"], 0)
             self.assertGreaterEqual(result["rounds"], 3)
+            self.assertNotIn("nan", self.done.stdout)
         report, (result,) = self.measure(example, *PROBLEM, "dtype=bf16")
         self.assertEqual((result["status"], result["note"]), ("refused", "NumPy has no bf16"))
         report, results = self.measure(example, "heads=2", "q_len=64", "head_dim=8", "block=16",
                                        "local=1", "stride=2")
         self.assertEqual([result["status"] for result in results], ["refused", "ok"])
 
+    def test_beside_limits(self):
+        """The process that measures limits ends although a peer was started after it."""
+        path = os.path.join(self.folder.name, "false.py")
+        with open(path, "w") as file:
+            file.write(FALSE_PEER.format(ZEROS + "tell(kernel='k', samples_seconds=[1])"))
+        report, (result,) = self.measure(path, limits=("--budget", "4"))
+        self.assertTrue(report["devices"][0]["ceilings"])
+        self.assertEqual(result["status"], "failed")
+
     def test_wrong_result(self):
         _, (result,) = self.false_peer(ZEROS + "tell(kernel='k', samples_seconds=[1, 2, 3])")
         self.assertEqual(result["status"], "failed")
         self.assertIn("wrong result: ", result["note"])
         self.assertNotIn("median_seconds", result)
+
+    def test_too_slow(self):
+        """What would take too long is told as that, by the time of a run."""
+        _, (result,) = self.false_peer("tell(kernel='k', note='a run takes 9 s', run_seconds=9)")
+        self.assertEqual((result["status"], result["note"], result["estimate_seconds"],
+                          result["need_seconds"]), ("slow", "a run takes 9 s", 9, 36))
+        _, (result,) = self.false_peer("tell(kernel='k', note='no', run_seconds=-9)")
+        self.assertEqual((result["status"], result["note"]), ("refused", "no"))
+        _, (result,) = self.false_peer("tell(kernel='k', note=str(request['most_seconds'] < 20))")
+        self.assertEqual(result["note"], "True")
+
+    def test_samples(self):
+        """The first run alone is the first time, and no round is made that there is no time for.
+        Time passes only in runs."""
+        program = f"""
+import sys, types
+sys.path.insert(0, {PEERS!r})
+import peer
+now = [0.0]
+peer.time = types.SimpleNamespace(perf_counter=lambda: now[0])
+def of(*seconds):
+    left = list(seconds)
+    def run():
+        now[0] += left.pop(0) if len(left) > 1 else left[0]
+    return run
+assert peer.samples(of(0.25, 0.125), 0.5, most=1) == (0.25, [0.125] * 4)
+assert peer.samples(of(8, 0.125), 0.25, most=9) == (8, [0.125] * 3)  # loaded something
+for run, most, last in (of(2), 1, 2), (of(8, 4), 9, 12):
+    begin = now[0]
+    try:
+        peer.samples(run, 1, most=most)
+        sys.exit("not slow")
+    except peer.TooSlow:
+        assert now[0] - begin == last, now[0] - begin
+"""
+        subprocess.run([sys.executable, "-B", "-c", program], check=True)
 
     def test_wrong_gradients(self):
         """Each of the three counts, and none of them may be missing."""

@@ -109,21 +109,33 @@ static void test_derived(void **state) {
     report_free(&r);
 }
 
-/* Products of f32 stand in for those of a type, until a result is faster than they are. */
+/* Products of f32 stand in for those of a type, until a result is faster than they are. Where those
+ * of the type are known, slower ones too, the best of both counts. */
 static void test_other_type(void **state) {
     (void)state;
-    for (int faster = 0; faster < 2; faster++) {
+    for (int way = 0; way < 3; way++) {
+        const int faster = way == 1;
         bench_report r = {.n_devices = 0};
         bench_device *d = report_add_device(&r);
         bench_ceiling *c = device_add_ceiling(d);
         *c = (bench_ceiling){.unit = BENCH_GEMM, .dtype = TESS_F32, .rate = 1e12};
+        if (way == 2) {
+            c = device_add_ceiling(d);
+            *c = (bench_ceiling){.unit = BENCH_GEMM, .dtype = TESS_BF16, .rate = 9e11};
+        }
         for (int i = 0; i < 3; i++) {
             bench_result *x = report_add_result(&r);
             x->dtype = i == 2 ? TESS_F32 : TESS_BF16;
             x->median = 1;
-            x->flops = i == 0 && faster ? 2e12 : 8e11;
+            x->flops = i == 0 && way ? 2e12 : 8e11;
         }
         results_derive(&r);
+        if (way == 2) {
+            assert_int_equal(r.results[0].gemm_ceiling, 0);
+            assert_true(r.results[0].gemm_share == 2);
+            report_free(&r);
+            continue;
+        }
         for (int i = 0; i < 3; i++) {
             const int known = i == 2 || !faster;
             assert_int_equal(r.results[i].gemm_ceiling, known ? 0 : -1);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fixed suite: what its lines cover, and that they are the lines of other files too. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -152,7 +153,7 @@ static void test_shares(void **state) {
         s.compiling = compiling[i];
         s.deadline = now + 10;
         assert_true(fabs(session_rest(&s) - 10 - unpaid[i]) < near);
-        session_end_kernel(&s);
+        assert_true(fabs(session_end_kernel(&s) - unpaid[i]) < 1e-9);
         end += unpaid[i];
         assert_true(fabs(s.end - end) < near);
     }
@@ -237,6 +238,48 @@ static void test_foretelling(void **state) {
         assert_true(f.planned && fabs(f.run / runs[i][0] - 1) < 1e-9);
         assert_true(fabs(f.seconds / f.run - runs[i][1]) < 1e-9);
     }
+    /* Joules take their own while, where something counts them. */
+    bench_report r = {.n_devices = 0};
+    const run_options options = {.energy = 3};
+    bench_device *d = report_add_device(&r);
+    s.options = &options;
+    s.report = &r;
+    for (int counted = 0; counted < 2; counted++) {
+        if (counted) snprintf(d->energy, sizeof d->energy, "a counter");
+        session_foretell(&s, line, &f);
+        assert_true(fabs(f.seconds - 4 * 2 - 3 * counted) < 1e-6);
+    }
+    report_free(&r);
+}
+
+/* A line whose kernels would take too long to compile is not planned on its device, and still says
+ * what all of it would take. One run of what nothing like it has run is not told. */
+static void test_uncompiled(void **state) {
+    (void)state;
+    bench_line line = {"prefill", "", "heads=1 q_len=4096 head_dim=128 dtype=f16 pattern=dense"};
+    const run_options options = {.budget = 1, .lines = &line, .n_lines = 1};
+    bench_report r = {.n_devices = 0};
+    session_forecast f;
+    assert_non_null(report_add_device(&r));
+    session s = {.options = &options, .report = &r, .runtime = runtime, .device = device};
+    session_reset_speeds(&s);
+    s.deadline = clock_now() + 5;
+    s.compiled[s.n_compiled++] = (session_compiled){0, TESS_BF16, 128, 50, 0};
+    s.speed[TESS_F32] = 1e9;
+    s.speed[TESS_BF16] = 1e8; /* nearer to f16 */
+    assert_int_equal(run_fixed(&s), 0);
+    assert_int_equal(r.n_results, 1);
+    assert_int_equal(r.results[0].status, BENCH_SLOW);
+    assert_non_null(strstr(r.results[0].note, "its kernels would take about 50.0 s to compile"));
+    assert_true(isnan(r.results[0].estimate_seconds));
+    assert_true(r.results[0].kernel[0] == 0 && s.compiling == 0);
+    session_foretell(&s, line.line, &f);
+    assert_true(f.planned && isnan(f.run) && f.seconds > 4 * 40);
+    assert_true(fabs(r.results[0].need_seconds - 50 - f.seconds) < 1e-6);
+    session_foretell(&s, "heads=1 kv_len=4096 op=decode head_dim=128 pattern=dense", &f);
+    assert_true(f.planned && isnan(f.run) && f.seconds > 0);
+    tess_device_release(s.counter);
+    report_free(&r);
 }
 
 /* What a problem turns out to take foretells the next one, also where it left its contest. What
@@ -345,6 +388,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_planning_ops, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretold_wrongly, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_foretelling, open_cpu, close_cpu),
+        cmocka_unit_test_setup_teardown(test_uncompiled, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_learning, open_cpu, close_cpu),
         cmocka_unit_test_setup_teardown(test_long_rows, open_cpu, close_cpu),
         cmocka_unit_test(test_stages),

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <tessera/tessera.h>
 
@@ -13,6 +15,7 @@
 
 #include "ceilings.h"
 #include "fake_cuda.h"
+#include "limits/find.h"
 #include "limits/gpu.h"
 #include "measure.h"
 #include "sensors.h"
@@ -232,6 +235,71 @@ static void test_amd_energy(void **state) {
     report_free(&r);
 }
 
+static void put(const char *folder, const char *name, const char *text) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    for (char *slash = path + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = 0;
+        mkdir(path, 0700);
+    }
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* What Linux shows beside the packages is no further energy. */
+static void test_packages(void **state) {
+    (void)state;
+    static const char *const files[][2] = {
+        {"intel-rapl:0/name", "package-0\n"},   {"intel-rapl:0/energy_uj", "1500000\n"},
+        {"intel-rapl:1/name", "psys\n"},        {"intel-rapl:1/energy_uj", "9000000\n"},
+        {"intel-rapl:12/name", "package-1\n"},  {"intel-rapl:12/energy_uj", "250000\n"},
+        {"intel-rapl:0:0/name", "package-7\n"}, {"intel-rapl:0:0/energy_uj", "40000000\n"}};
+    char folder[] = "/tmp/tessera-rapl-XXXXXX", command[64];
+    assert_non_null(mkdtemp(folder));
+    assert_true(isnan(sensors_packages(folder)));
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) put(folder, files[i][0], files[i][1]);
+    const double joules = sensors_packages(folder);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    assert_true(fabs(joules - 1.75) < 1e-9);
+}
+
+/* Libraries of Python's packages are found, and only where there is a package to look into. */
+static void test_python_packages(void **state) {
+    (void)state;
+    static const char *const names[] = {"libtessera_absent.so.1", NULL}, *const folders[] = {NULL};
+    static const char *const packages[] = {"_rocm_sdk_core", "(null)"};
+    char folder[] = "/tmp/tessera-venv-XXXXXX", command[64], path[160];
+    Dl_info fake;
+    void *smi = dlopen("libamd_smi.so.26", RTLD_NOW | RTLD_LOCAL),
+         *init = smi ? dlsym(smi, "amdsmi_init") : NULL;
+    assert_non_null(init);
+    assert_true(dladdr(init, &fake) != 0);
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "lib/python3.0/site-packages/%s/%sx", packages[i],
+                 i ? "" : "lib/");
+        put(folder, path, "");
+        snprintf(path, sizeof path, "%s/lib/python3.0/site-packages/%s/%slibtessera_absent.so.7",
+                 folder, packages[i], i ? "" : "lib/");
+        assert_int_equal(symlink(fake.dli_fname, path), 0);
+    }
+    find_names where = {names, "libtessera_absent.so", NULL, folders, "_rocm_sdk_*/lib"};
+    setenv("VIRTUAL_ENV", folder, 1);
+    void *found = find_library(&where);
+    where.package = NULL;
+    void *other = find_library(&where);
+    unsetenv("VIRTUAL_ENV");
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    assert_non_null(found);
+    assert_null(other);
+    dlclose(found);
+    dlclose(smi);
+}
+
 /* A problem is timed when the clock, which fake_nvml.c lets rise after some looks at it, is up. */
 static void test_warm_up(void **state) {
     (void)state;
@@ -268,6 +336,7 @@ int main(void) {
         cmocka_unit_test(test_loops),    cmocka_unit_test(test_hip),
         cmocka_unit_test(test_warm_up),  cmocka_unit_test(test_warming),
         cmocka_unit_test(test_energy),   cmocka_unit_test(test_amd_energy),
+        cmocka_unit_test(test_packages), cmocka_unit_test(test_python_packages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
