@@ -10,8 +10,8 @@ enum {
      * in the cache; but each begins a step or two after the one before it. */
     LEAST_TURN_COLUMNS = 8,
     MOST_TURN_COLUMNS = 64,
-    TURN_STRIPS = 16,                       /* of the longest sequence for each of them */
-    MOST_SUM_BYTES = (8 << 20) + (64 << 10) /* 8,192 keys of 128 dims */
+    TURN_STRIPS = 16,                        /* of the longest sequence for each of them */
+    MOST_SUM_BYTES = (8 << 20) + (128 << 10) /* 8,192 keys of 128 dims */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -150,11 +150,13 @@ static void set_sections(const tess_plan *plan, tess_columns *x) {
     x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 
-/* Keys of all kv heads, of all sequences in the batch dimension of K. */
-static uint64_t all_keys(const tess_plan *plan) {
-    const uint64_t tokens = plan->kv_packed ? (uint64_t)plan->kv_len
-                                            : (uint64_t)plan->batch * (uint64_t)plan->max_kv_len;
-    return tokens * (uint64_t)plan->layout->n_kv_heads;
+/* Rows of sums, as tess_launch.n_sums describes them: a multiple of 8 for each kv head. */
+static uint64_t sum_rows(const tess_plan *plan) {
+    enum { GROUP = 8 };
+    const uint64_t tokens = (uint64_t)(plan->kv_packed ? plan->kv_len : plan->max_kv_len),
+                   entries = plan->kv_packed ? 1 : plan->batch;
+    return ((tokens + GROUP - 1) / GROUP * entries + plan->n_sequences) * GROUP *
+           (uint64_t)plan->layout->n_kv_heads;
 }
 
 /*
@@ -172,7 +174,7 @@ static uint32_t column_parts(const tess_plan *plan, const tess_columns *x) {
                    steps = longest / x->step_rows, all = x->near_cost + x->far_cost;
     uint64_t parts = 1;
     if (bytes == 0 || (plan->flags & TESS_PLAN_BATCH_INVARIANT) ||
-        x->jobs->n_runs != (uint32_t)layout->n_kv_heads || all_keys(plan) > MOST_SUM_BYTES / bytes)
+        x->jobs->n_runs != (uint32_t)layout->n_kv_heads || sum_rows(plan) > MOST_SUM_BYTES / bytes)
         return 1;
     for (uint64_t n = 2; n <= group && n * n <= steps; n++) {
         if (2 * longest <= parts * (all / workers)) break;
@@ -200,7 +202,7 @@ tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_col
     if (plan->column_parts > 1) {
         tess_columns_release(columns);
         TESS_RETURN_IF_ERROR(count_columns(plan, jobs, plan->column_parts, columns));
-        memory->n_sums = all_keys(plan);
+        memory->n_sums = sum_rows(plan);
         memory->sum_bytes = kernel->sum_bytes;
     }
     set_sections(plan, columns);

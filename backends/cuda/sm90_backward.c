@@ -75,7 +75,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_keys = TESS_SM90_COLUMN_KEYS;
     kernel->step_rows = kernel->strip_rows = x->rows;
     kernel->turns = key->determinism == 0;
-    kernel->sum_bytes = 2 * sizeof(uint32_t) + 2 * (uint32_t)key->head_dim * sizeof(float);
+    kernel->sum_bytes = 2 * sizeof(uint32_t) + 2 * (uint32_t)x->head_dim * sizeof(float);
     kernel->strip_bytes = (x->rows * (2 + (uint64_t)x->head_dim) + kernel->turns) * sizeof(float);
     return status;
 }
@@ -110,6 +110,7 @@ static void fill(const tess_launch *l, const instance *x, tess_sm90_backward_arg
                                          (uint64_t)x->head_dim * sizeof(float);
     a->sum_turns = workspace + l->sums_at;
     a->sums = a->sum_turns + l->n_sums * 2 * sizeof(uint32_t);
+    a->sum_rows = (int64_t)(l->n_sums / (l->n_heads / l->group));
     a->column_heads = l->column_heads;
     a->parts = l->group / l->column_heads;
     a->sequences_at = (uint32_t)(t->sequences_at / 4);

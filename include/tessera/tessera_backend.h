@@ -176,8 +176,8 @@ typedef struct tess_kernel_costs {
  * single pass has none of FINISH without d_q. A column may find d_k, d_v or both of kind NONE.
  *
  * Whatever stages hand on to each other lies in the workspace: the kernel's scratch, and behind it
- * strip_bytes for each strip and query head, and sum_bytes for each key of each kv head where
- * columns are cut. How these are laid out is the kernel's choice; Delta as float
+ * strip_bytes for each strip and query head, and sum_bytes for each row of sums where columns
+ * are cut. How these are laid out is the kernel's choice; Delta as float
  * [n_heads][n_strips * strip_rows] is a good one. Row r of sequence s belongs to strip
  * first_strips[s] + r / strip_rows.
  */
@@ -212,8 +212,8 @@ struct tess_kernel {
     /* 1: segments have turns, and are cut as strips are (tessera_turns.h). For a single pass whose
      * step_rows are its strip_rows, and a key with `turns`. */
     uint32_t turns;
-    /* [0: never] Workspace for each key of each kv head where a plan cuts the query heads of kv
-     * heads into parts, since it had too few columns otherwise: see tess_launch.column_heads. */
+    /* [0: never] Workspace for each row of sums where a plan cuts the query heads of kv heads into
+     * parts, since it had too few columns otherwise: see tess_launch.column_heads. */
     uint32_t sum_bytes;
 };
 
@@ -319,9 +319,11 @@ typedef struct tess_launch {
      * group / column_heads columns with the same keys. That of the kv head's first column_heads
      * comes first in the table, then that of the next ones, and so on. Their sums for dK and dV
      * have to be added up in this order, and the last of them writes the result. They meet in
-     * sum_bytes of workspace for each of n_sums keys, which are the kv heads times the tokens of K
-     * in all entries of its batch dimension. A column may wait for the one before it, as with
-     * turns (tessera_turns.h). Of columns without segments each may write its zeros.
+     * sum_bytes of workspace for each of n_sums rows, as many for each kv head. Key t of sequence s
+     * has row kv_batch * kv_tokens + kv_start + 8 * s + t of its kv head's, where kv_tokens is
+     * rounded up to a multiple of 8: so unused rows follow a sequence's, up to such a multiple. A
+     * column may wait for the one before it, as with turns (tessera_turns.h). Of columns without
+     * segments each may write its zeros.
      */
     uint32_t column_heads;
     uint64_t sums_at; /* bytes from workspace.offset: n_sums * sum_bytes */

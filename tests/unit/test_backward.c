@@ -276,7 +276,9 @@ static void test_turns(void **state) {
 }
 
 /* Where columns are few, the query heads of each kv head are cut, if the kernel can add up parts:
- * their sums have workspace behind the strips, for each key of each kv head. */
+ * their sums have workspace behind the strips, for the keys of each kv head, 8 of which go
+ * together.
+ */
 static void test_parts(void **state) {
     (void)state;
     enum { SUM_BYTES = 2 * DIM * 4 + 8 };
@@ -304,7 +306,8 @@ static void test_parts(void **state) {
         device = open_device(runtime);
         run_replan(&d);
         const uint64_t keys = (uint64_t)(BATCH * cases[n].keys * KV_HEADS),
-                       sums = cases[n].parts > 1 ? keys : 0, strips = plan->memory.n_strips;
+                       rows = BATCH * (((uint64_t)cases[n].keys + 7) / 8 * 8 + 8) * KV_HEADS,
+                       sums = cases[n].parts > 1 ? rows : 0, strips = plan->memory.n_strips;
         uint64_t columns = 0;
         for (uint64_t c = 0; c < plan->memory.n_columns; c++)
             columns += plan->tables.columns[c].keys;

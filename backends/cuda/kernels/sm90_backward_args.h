@@ -48,10 +48,11 @@ typedef struct tess_sm90_backward_args {
     tess_arg_u64 counter;
     /* [0: additions to dQ have no order] u32 of each query head and strip: tessera_turns.h */
     tess_arg_u64 turns;
-    /* Where columns are cut by query heads, for each key of each kv head, in the order of K's
-     * tokens: whose turn it is to add, u32 of either warpgroup, 0 before the first launch; then dV
-     * and dK so far, in float32 and without the scale. */
+    /* Where columns are cut by query heads, for each row of sums (tess_launch.n_sums): whose turn
+     * it is to add, u32 of either warpgroup, 0 before the first launch; then dV and dK so far, in
+     * float32 and without the scale, of 8 rows each in the order of the registers. */
     tess_arg_u64 sum_turns, sums;
+    tess_arg_i64 sum_rows; /* of a kv head */
     /* 32-bit words from the start of the tables; items_at is the first job of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, segments_at, entries_at, bits_at,
         first_strips_at;

@@ -85,23 +85,6 @@ __device__ __forceinline__ void store_gradient(const float (&x)[N], float scale,
     }
 }
 
-/* Adds what others have stored as it is to an accumulator. Not from the L1 cache, which does not
- * see what other multiprocessors write. */
-template <int N>
-__device__ __forceinline__ void add_floats(float (&x)[N], const gradient_rows &from, int lane) {
-#pragma unroll
-    for (int n = 0; n < N / 4; n++) {
-        const int column = n * 8 + lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (!from.row[r] || column >= from.columns) continue;
-            const float2 y = __ldcg((const float2 *)((const float *)from.row[r] + column));
-            x[4 * n + 2 * r] += y.x;
-            x[4 * n + 2 * r + 1] += y.y;
-        }
-    }
-}
-
 /* The description of a gradient, without its rows. */
 __device__ __forceinline__ gradient_rows gradient_of(const tess_sm90_backward_args *a, int tensor,
                                                      uint32_t kind, int32_t columns) {

@@ -423,38 +423,58 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
         }
     }
 
-    /*
-     * Adds dK and dV of the own keys to those of the columns with the same keys and other query
-     * heads, in the order of the parts. True for the last one, which has the sums.
-     */
-    __device__ __forceinline__ bool add_up(const column_info *c, int32_t part) {
-        const int64_t first = (int64_t)c->kv_batch * a->kv_tokens + c->kv_start;
-        const uint32_t kv_heads = a->heads / a->group, width = 2 * a->head_dim;
-        uint32_t *turn = (uint32_t *)a->sum_turns +
-                         ((first + c->token[0]) * kv_heads + c->kv_head) * 2 + warpgroup;
-        const bool ends = part + 1 == (int32_t)a->parts;
-        gradient_rows sums = {{0, 0}, (int32_t)a->head_dim, true, false, true};
+    /* dV or dK of the own keys, added to from where another column left them, or left there for the
+     * next one, in the order of the registers: each 8 rows of an accumulator, 8 consecutive keys,
+     * have a place of their own. Not from the L1 cache, which does not see what other
+     * multiprocessors write. */
+    template <bool ADD>
+    __device__ __forceinline__ void exchange(float (&x)[D / 2], float4 *const (&place)[2], int at) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int32_t token = c->token[warpgroup * 64 + warp * 16 + lane / 4 + 8 * r];
-            if (token != NO_KEY)
-                sums.row[r] = a->sums + ((first + token) * kv_heads + c->kv_head) * width * 4;
-        }
-        gradient_rows sums_k = sums;
+            if (!place[r]) continue;
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (sums.row[r]) sums_k.row[r] += a->head_dim * 4;
+            for (int n = 0; n < D / 8; n += 2) {
+                float *const own = x + 4 * n + 2 * r;
+                float4 *const to = place[r] + at + n / 2 * 32;
+                if (ADD) {
+                    const float4 y = __ldcg(to);
+                    own[0] += y.x;
+                    own[1] += y.y;
+                    own[4] += y.z;
+                    own[5] += y.w;
+                } else {
+                    *to = make_float4(own[0], own[1], own[4], own[5]);
+                }
+            }
+        }
+    }
+
+    /* Adds dK and dV of the own keys to those of the columns with the same keys and other query
+     * heads, in the order of the parts. True for the last one, which has the sums. */
+    __device__ __forceinline__ bool add_up(const column_info *c, int32_t part) {
+        const bool ends = part + 1 == (int32_t)a->parts;
+        /* of the key at position 0 */
+        const int64_t row = c->kv_head * a->sum_rows +
+                            (int64_t)c->kv_batch * ((a->kv_tokens + 7) / 8 * 8) + c->kv_start +
+                            8 * (int64_t)c->sequence;
+        uint32_t *turn = (uint32_t *)a->sum_turns + (row + c->token[0]) * 2 + warpgroup;
+        float4 *place[2] = {NULL, NULL};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int32_t token = c->token[warpgroup * 64 + warp * 16 + 8 * r];
+            if (token != NO_KEY) place[r] = (float4 *)a->sums + (row + token) * (D / 2) + lane;
+        }
         if (part > 0) {
             delay();
             if (threadIdx.x % 128 == 0)
                 while (load_acquire(turn) != (uint32_t)part) {}
             named_barrier_sync<128>(SUM_BARRIER + warpgroup);
-            add_floats(dv, sums, lane);
-            add_floats(dk, sums_k, lane);
+            exchange<true>(dv, place, 0);
+            exchange<true>(dk, place, 2 * D);
         }
         if (ends) return true;
-        store_floats(dv, 1.0f, sums, lane);
-        store_floats(dk, 1.0f, sums_k, lane);
+        exchange<false>(dv, place, 0);
+        exchange<false>(dk, place, 2 * D);
         __threadfence();
         named_barrier_sync<128>(SUM_BARRIER + warpgroup);
         if (threadIdx.x % 128 == 0) store_release(turn, part + 1);

@@ -88,6 +88,7 @@ template <typename Shape> struct scheduler {
             to->kv_batch = sequence[TESS_WORD_SEQUENCE_KV_BATCH];
             to->kv_len = sequence[TESS_WORD_SEQUENCE_KV_LEN];
             to->kv_start = word64(sequence + TESS_WORD_SEQUENCE_KV_START);
+            to->sequence = number;
         }
         __syncwarp();
         begin = end = 0;

@@ -96,7 +96,7 @@ struct column_info {
     int32_t token[COLUMN_KEYS]; /* positions, or NO_KEY */
     int32_t keys;               /* negative: there are no more columns */
     int32_t loads;              /* K and V are needed */
-    int32_t kv_head, kv_batch, kv_len;
+    int32_t kv_head, kv_batch, kv_len, sequence;
     int32_t
         part; /* of the query heads, in the order of adding up; negative: there is nothing to add */
     int64_t kv_start;
