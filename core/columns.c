@@ -441,6 +441,11 @@ typedef struct section {
     int from, to; /* of starts: 0 to 1, 1 to 2, or 0 to 2 */
 } section;
 
+/* Past the last of the copies; without any, the list is NULL. */
+static const tess_column_copies *copies_end(const tess_columns *x) {
+    return x->n_copies == 0 ? x->copies : x->copies + x->n_copies;
+}
+
 /* Counts the columns of the section in the buckets. */
 static void count_columns(tess_columns *x, const section *s) {
     tess_order_again(&x->order);
@@ -466,7 +471,7 @@ static void place_downward(tess_columns *x, uint32_t first, uint32_t last, tess_
 static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places,
                               const tess_column_copies **copies, tess_column *out) {
     uint32_t *const bucket = x->order.bucket;
-    const tess_column_copies *c = *copies, *const c_end = x->copies + x->n_copies;
+    const tess_column_copies *c = *copies, *const c_end = copies_end(x);
     places = tess_order_places(&x->order, places);
     for (uint64_t head = s->begin; head < s->end; head++) {
         const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
@@ -503,7 +508,7 @@ static uint64_t last_section(const tess_columns *x, uint64_t total) {
 static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, int from, int to,
                                uint32_t places, tess_column *out) {
     /* They are columns of near rows. */
-    const tess_column_copies *copies = to == 1 ? x->copies + x->n_copies : x->copies;
+    const tess_column_copies *copies = to == 1 ? copies_end(x) : x->copies;
     uint64_t total = 0, sum = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
@@ -524,7 +529,7 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
 
 /* Turns name columns by their number in the table from now on. */
 static void place_segments(const tess_columns *x, tess_segment *out) {
-    const tess_column_copies *c = x->copies, *const c_end = c + x->n_copies;
+    const tess_column_copies *c = x->copies, *const c_end = copies_end(x);
     if (!x->turns && x->n_segments > 0)
         memcpy(out, x->segments, (size_t)x->n_segments * sizeof *out);
     for (uint64_t n = 0; x->turns && n < x->n_segments;) {

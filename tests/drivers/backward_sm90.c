@@ -68,8 +68,8 @@ typedef struct scene {
     int64_t strip_rows;
     void *at[TESS_SM90_TENSORS];
     const uint32_t *tables;
-    float *rows, *accumulators;
-    uint32_t *turns;
+    float *rows, *accumulators, *sums;
+    uint32_t *turns, *sum_turns;
     const tess_sequence *s; /* of the item at hand */
     int64_t first_strip;
 } scene;
@@ -176,7 +176,47 @@ static void add_pair(const scene *x, int64_t row, int64_t head, int64_t t, int64
 
 static void clear_column(key_sums *sums) { memset(sums, 0, TESS_SM90_COLUMN_KEYS * sizeof *sums); }
 
-static void store_column(const scene *x, const tess_column *column, const key_sums *sums) {
+/* The number of a key among the rows of sums of all kv heads. */
+static int64_t sum_row(const scene *x, const tess_column *column, int64_t t) {
+    const int64_t tokens = ((int64_t)x->a.kv_tokens + 7) / 8 * 8;
+    return column->kv_head * x->a.sum_rows + x->s->kv_batch * tokens + x->s->kv_start +
+           8 * (int64_t)column->sequence + t;
+}
+
+/* Adds what a column has to the columns before it that have the same keys, as add_up() of
+ * mainloop_backward.cuh does: 8 keys have a place of their own. True for the last of them. */
+static int add_up(const scene *x, const tess_column *column, int64_t dims, key_sums *sums) {
+    const tess_segment *g = (const tess_segment *)table(x, x->a.segments_at) + column->segment;
+    if (x->a.parts == 1 || column->segments == 0) return 1;
+    const uint32_t part = g->head % x->a.group / x->a.column_heads;
+    uint32_t *turns = x->sum_turns + 2 * sum_row(x, column, column->key);
+    for (int half = 0; half < 2; half++) {
+        if (turns[half] != part)
+            fake_misuse(700, "part %u of key %u comes as number %u", part, column->key,
+                        turns[half]);
+        turns[half] = part + 1;
+    }
+    for (int64_t k = 0; k < column->keys; k++) {
+        const int64_t t = tess_column_key(column, x->a.block, (uint32_t)(k / 8 * 8)),
+                      row = sum_row(x, column, t);
+        float *d_v = x->sums + row * 2 * dims + k % 8 * dims, *d_k = d_v + 8 * dims;
+        if (row < column->kv_head * x->a.sum_rows ||
+            row + 8 > (column->kv_head + 1) * x->a.sum_rows)
+            fake_misuse(700, "key %d is outside of the rows of sums", (int)t);
+        for (int64_t e = 0; e < dims; e++) {
+            if (part > 0) {
+                sums[k].d_v[e] += (double)d_v[e];
+                sums[k].d_k[e] += (double)d_k[e];
+            }
+            d_v[e] = (float)sums[k].d_v[e];
+            d_k[e] = (float)sums[k].d_k[e];
+        }
+    }
+    return part + 1 == x->a.parts;
+}
+
+static void store_column(const scene *x, const tess_column *column, int64_t dims, key_sums *sums) {
+    if (!add_up(x, column, dims, sums)) return;
     for (int64_t k = 0; k < column->keys; k++) {
         const int64_t t = tess_column_key(column, x->a.block, (uint32_t)k);
         for (uint32_t e = 0; e < x->a.head_dim; e++) {
@@ -227,7 +267,7 @@ static void visit_step(void *context, const lockstep_step *step) {
         for (int64_t i = step->from[k]; i < step->to[k]; i++)
             add_pair(x, row + i, step->head, tess_column_key(column, x->a.block, (uint32_t)k),
                      s->dims, &s->sums[k]);
-    if (step->last) store_column(x, column, s->sums);
+    if (step->last) store_column(x, column, s->dims, s->sums);
 }
 
 static void run_columns(scene *x, int64_t dims) {
@@ -289,7 +329,7 @@ static void run_column(const scene *x, const tess_column *column, uint32_t numbe
         if (x->turns && x->at[TESS_SM90_D_Q]) take_turns(x, g, number);
         add_segment(x, g, column, dims, sums);
     }
-    store_column(x, column, sums);
+    store_column(x, column, dims, sums);
 }
 
 static void run_columns(scene *x, int64_t dims) {
@@ -323,7 +363,13 @@ void fake_backward_sm90_run(int number, unsigned groups, void *const *parameters
     x.rows = fake_host(x.a.rows);
     x.accumulators = fake_host(x.a.accumulators);
     x.turns = x.a.turns ? fake_host(x.a.turns) : NULL;
+    x.sum_turns = x.a.parts > 1 ? fake_host(x.a.sum_turns) : NULL;
+    x.sums = x.a.parts > 1 ? fake_host(x.a.sums) : NULL;
     if (!x.tables || !x.rows || !x.accumulators) return;
+    if (x.a.parts == 0 || x.a.parts * x.a.column_heads != x.a.group) {
+        fake_misuse(700, "%u parts of %u heads for %u", x.a.parts, x.a.column_heads, x.a.group);
+        return;
+    }
     if ((int)x.a.head_dim > dims) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", dims, x.a.head_dim);
         return;
