@@ -2,7 +2,8 @@
 """What sm80_backward_columns.cuh does with shared memory, step by step: any two accesses of
 different warps to one place, of which one writes, have a barrier between them. This holds for the
 passes in which all warps are in step, with one stage of items or two, and for the one in which half
-of the warps run ahead. With a barrier less, or a place less for what belongs to a step, it has to fail.
+of the warps run ahead. With a barrier less, or a place less for what belongs to a step, it has to
+fail.
 
 The model is the text of columns_walk without its arithmetic. Vector clocks tell what a barrier
 orders, whatever the warps' speeds are. A place is what one warp writes at a time.
