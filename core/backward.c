@@ -10,8 +10,9 @@ enum {
      * in the cache; but each begins a step or two after the one before it. */
     LEAST_TURN_COLUMNS = 8,
     MOST_TURN_COLUMNS = 64,
-    TURN_STRIPS = 16,                        /* of the longest sequence for each of them */
-    MOST_SUM_BYTES = (8 << 20) + (128 << 10) /* 8,192 keys of 128 dims */
+    TURN_STRIPS = 16, /* of the longest sequence for each of them */
+    /* 8,192 keys of 128 dims, and some rows for ends of sequences */
+    MOST_SUM_BYTES = 9 << 20
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -150,13 +151,16 @@ static void set_sections(const tess_plan *plan, tess_columns *x) {
     x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 
-/* Rows of sums, as tess_launch.n_sums describes them: a multiple of 8 for each kv head. */
+/* Rows of sums, as tess_launch.n_sums describes them: a multiple of 8 for each kv head. UINT64_MAX:
+ * too many to count. */
 static uint64_t sum_rows(const tess_plan *plan) {
     enum { GROUP = 8 };
     const uint64_t tokens = (uint64_t)(plan->kv_packed ? plan->kv_len : plan->max_kv_len),
-                   entries = plan->kv_packed ? 1 : plan->batch;
-    return ((tokens + GROUP - 1) / GROUP * entries + plan->n_sequences) * GROUP *
-           (uint64_t)plan->layout->n_kv_heads;
+                   entries = plan->kv_packed ? 1 : plan->batch,
+                   groups = (tokens + GROUP - 1) / GROUP * entries + plan->n_sequences;
+    uint64_t rows;
+    return checked_mul(groups, GROUP * (uint64_t)plan->layout->n_kv_heads, &rows) ? rows
+                                                                                  : UINT64_MAX;
 }
 
 /*

@@ -72,9 +72,9 @@
  * A run of a backward plan has several launches, one after the other, so stream.extra must be NULL
  * (else UNSUPPORTED). first_job and job_count count all of their jobs in order, and tess_plan_range
  * makes ranges of all of them. Ranges of one run share a workspace, in which later ones find what
- * earlier ones left, and have the same tensors. They run in rising order on one stream: a kernel
- * that adds to d_q in a fixed order waits on the device for the jobs before its own, and for ever
- * if those are never run.
+ * earlier ones left, and have the same tensors. They run once each, in rising order on one stream.
+ * A kernel that adds up a gradient in a fixed order waits on the device for the jobs before its
+ * own, and for ever if those are never run; with determinism 1 it may do so for d_k and d_v.
  */
 #ifndef TESSERA_TESSERA_BACKWARD_H
 #define TESSERA_TESSERA_BACKWARD_H

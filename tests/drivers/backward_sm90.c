@@ -183,12 +183,19 @@ static int64_t sum_row(const scene *x, const tess_column *column, int64_t t) {
            8 * (int64_t)column->sequence + t;
 }
 
-/* Adds what a column has to the columns before it that have the same keys, as add_up() of
- * mainloop_backward.cuh does: 8 keys have a place of their own. True for the last of them. */
-static int add_up(const scene *x, const tess_column *column, int64_t dims, key_sums *sums) {
+/* The part of its kv head's query heads that a column has; -1: there is nothing to add up. */
+static int32_t part_of(const scene *x, const tess_column *column) {
     const tess_segment *g = (const tess_segment *)table(x, x->a.segments_at) + column->segment;
-    if (x->a.parts == 1 || column->segments == 0) return 1;
-    const uint32_t part = g->head % x->a.group / x->a.column_heads;
+    if (x->a.parts == 1 || column->segments == 0) return -1;
+    return (int32_t)(g->head % x->a.group / x->a.column_heads);
+}
+
+/* Adds what a column has to the columns before it that have the same keys, as add_up() of
+ * mainloop_backward.cuh does: 8 keys have a place of their own, and what stands for those that the
+ * column lacks is left there too. True for the last of them. */
+static int add_up(const scene *x, const tess_column *column, int64_t dims, key_sums *sums) {
+    if (part_of(x, column) < 0) return 1;
+    const uint32_t part = (uint32_t)part_of(x, column);
     uint32_t *turns = x->sum_turns + 2 * sum_row(x, column, column->key);
     for (int half = 0; half < 2; half++) {
         if (turns[half] != part)
@@ -196,7 +203,7 @@ static int add_up(const scene *x, const tess_column *column, int64_t dims, key_s
                         turns[half]);
         turns[half] = part + 1;
     }
-    for (int64_t k = 0; k < column->keys; k++) {
+    for (int64_t k = 0; k < (column->keys + 7) / 8 * 8; k++) {
         const int64_t t = tess_column_key(column, x->a.block, (uint32_t)(k / 8 * 8)),
                       row = sum_row(x, column, t);
         float *d_v = x->sums + row * 2 * dims + k % 8 * dims, *d_k = d_v + 8 * dims;
@@ -208,8 +215,8 @@ static int add_up(const scene *x, const tess_column *column, int64_t dims, key_s
                 sums[k].d_v[e] += (double)d_v[e];
                 sums[k].d_k[e] += (double)d_k[e];
             }
-            d_v[e] = (float)sums[k].d_v[e];
-            d_k[e] = (float)sums[k].d_k[e];
+            d_v[e] = k < column->keys ? (float)sums[k].d_v[e] : NAN;
+            d_k[e] = k < column->keys ? (float)sums[k].d_k[e] : NAN;
         }
     }
     return part + 1 == x->a.parts;
@@ -267,6 +274,8 @@ static void visit_step(void *context, const lockstep_step *step) {
         for (int64_t i = step->from[k]; i < step->to[k]; i++)
             add_pair(x, row + i, step->head, tess_column_key(column, x->a.block, (uint32_t)k),
                      s->dims, &s->sums[k]);
+    if (step->part != part_of(x, column))
+        fake_misuse(700, "column %u: part %d", step->column, step->part);
     if (step->last) store_column(x, column, s->dims, s->sums);
 }
 

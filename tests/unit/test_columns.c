@@ -144,6 +144,7 @@ static uint32_t part_of(const instance *c, const tess_column *column, uint32_t b
 /* Columns with the same keys have query heads of one part each, and come in their order: a kernel
  * adds up what they have. */
 static void check_parts(const instance *c) {
+    enum { MOST_KEYS = 320 };
     const uint32_t heads = (uint32_t)c->b.x.layout.n_heads,
                    each = heads / (uint32_t)c->b.x.layout.n_kv_heads / c->parts;
     uint32_t *seen;
@@ -158,12 +159,12 @@ static void check_parts(const instance *c) {
                 FAIL(&c->b, "column %llu has heads of two parts", (unsigned long long)n);
         }
     }
-    seen = calloc((size_t)c->b.n_sequences * heads * 256, sizeof *seen);
+    seen = calloc((size_t)c->b.n_sequences * heads * MOST_KEYS, sizeof *seen);
     assert_non_null(seen);
     for (uint64_t n = 0; n < c->columns.n_columns; n++) {
         const tess_column *a = &c->out[n];
-        assert_true(a->key < 256);
-        uint32_t *next = &seen[((uint64_t)a->sequence * heads + a->kv_head) * 256 + a->key];
+        assert_true(a->key < MOST_KEYS);
+        uint32_t *next = &seen[((uint64_t)a->sequence * heads + a->kv_head) * MOST_KEYS + a->key];
         if (a->segments > 0 && part_of(c, a, 0) != *next)
             FAIL(&c->b, "column %llu: part %u of key %u comes as number %u", (unsigned long long)n,
                  part_of(c, a, 0), a->key, *next);

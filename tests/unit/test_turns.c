@@ -113,7 +113,7 @@ static void test_order_of_random_layouts(void **state) {
     assert_true(segments > columns / 2);
 }
 
-/* Columns that repeat the one before. Every tenth of small sequences is made without a walk over
+/* Columns that repeat the one before. Every twelfth of small sequences is made without a walk over
  * its rows, and most of a long one. */
 static void test_order_of_repeated_columns(void **state) {
     (void)state;
@@ -127,8 +127,8 @@ static void test_order_of_repeated_columns(void **state) {
         repeated += c.columns.n_repeated;
         instance_free(&c);
     }
-    assert_true(columns > 30000);
-    assert_true(repeated > columns / 12);
+    assert_true(columns > 50000);
+    assert_true(repeated > columns / 13);
     instance c;
     known(&c, s2_pattern(64, 8, 64, 0), 1, 1, 32768, true, 0);
     assert_true(c.columns.n_repeated > c.columns.n_columns / 2);
