@@ -24,13 +24,21 @@ _DENSE = patterns.Dense()
 _HOST = 1  # of DLPack's devices
 
 
+def _on_host(given: Any) -> bool:
+    """Whether an array lies in this host's memory; some have a device that DLPack does not know."""
+    try:
+        return bool(given.__dlpack_device__()[0] == _HOST)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
+
+
 def _shared(given: Any) -> Array:
     """Another library's array as one of NumPy, without a copy."""
     try:
         return np.from_dlpack(given)
     except (BufferError, RuntimeError):
         # NumPy reads no bfloat16 from DLPack, but such arrays of JAX say what they are to it.
-        if hasattr(given, "__array__") and given.__dlpack_device__()[0] == _HOST:
+        if hasattr(given, "__array__") and _on_host(given):
             return np.asarray(given)
         raise
 

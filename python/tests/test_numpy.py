@@ -98,9 +98,10 @@ def test_bfloat16_as_bits() -> None:
     np.testing.assert_allclose(found, expected, atol=2e-2)
 
 
-@pytest.mark.parametrize("device", [1, 2])
-def test_arrays_whose_type_dlpack_cannot_tell_numpy(device: int) -> None:
-    """As bfloat16 ones of JAX; on the CPU alone, since NumPy would copy those of other devices."""
+@pytest.mark.parametrize("device", [1, 2, None])
+def test_arrays_whose_type_dlpack_cannot_tell_numpy(device: int | None) -> None:
+    """As bfloat16 ones of JAX; on the CPU alone, since NumPy would copy those of other devices. Some
+    devices, such as PyTorch's meta, are none of DLPack's."""
     bits = (RANDOM.standard_normal((1, 20, 2, 16)).astype("f4").view("u4") >> 16).astype("u2")
 
     class Foreign:
@@ -108,6 +109,8 @@ def test_arrays_whose_type_dlpack_cannot_tell_numpy(device: int) -> None:
             raise BufferError("Unsupported dtype in DLTensor.")
 
         def __dlpack_device__(self) -> tuple[int, int]:
+            if device is None:
+                raise ValueError("Unknown device type meta for Dlpack")
             return device, 0
 
         def __array__(self, *_: Any, **__: Any) -> Any:
