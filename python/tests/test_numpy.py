@@ -100,8 +100,8 @@ def test_bfloat16_as_bits() -> None:
 
 @pytest.mark.parametrize("device", [1, 2, None])
 def test_arrays_whose_type_dlpack_cannot_tell_numpy(device: int | None) -> None:
-    """As bfloat16 ones of JAX; on the CPU alone, since NumPy would copy those of other devices. Some
-    devices, such as PyTorch's meta, are none of DLPack's."""
+    """As bfloat16 ones of JAX; on the CPU alone, since NumPy would copy those of other devices.
+    Some devices, such as PyTorch's meta, are none of DLPack's."""
     bits = (RANDOM.standard_normal((1, 20, 2, 16)).astype("f4").view("u4") >> 16).astype("u2")
 
     class Foreign:
