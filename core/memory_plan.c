@@ -32,25 +32,21 @@ static bool settle_partials(tess_memory_plan *memory, tess_partials *partials) {
            checked_add(partials->at, bytes, &memory->workspace_bytes);
 }
 
-/* Each query head has strip_bytes of every strip. */
-static bool settle_strips(tess_memory_plan *memory) {
+/* `count` items of `size` bytes behind what the workspace has already. */
+static bool settle_behind(tess_memory_plan *memory, uint64_t count, uint64_t size, uint64_t *at) {
     uint64_t bytes;
-    memory->strips_at = memory->workspace_bytes;
-    if (memory->n_strips == 0) return true;
-    return checked_align(memory->workspace_bytes, memory->workspace_align, &memory->strips_at) &&
-           checked_mul(memory->n_strips, memory->n_strip_heads, &bytes) &&
-           checked_mul(bytes, memory->strip_bytes, &bytes) &&
-           checked_add(memory->strips_at, bytes, &memory->workspace_bytes);
+    *at = memory->workspace_bytes;
+    if (count == 0) return true;
+    return checked_align(memory->workspace_bytes, memory->workspace_align, at) &&
+           checked_mul(count, size, &bytes) && checked_add(*at, bytes, &memory->workspace_bytes);
 }
 
-/* What columns with the same keys add up. */
-static bool settle_sums(tess_memory_plan *memory) {
-    uint64_t bytes;
-    memory->sums_at = memory->workspace_bytes;
-    if (memory->n_sums == 0) return true;
-    return checked_align(memory->workspace_bytes, memory->workspace_align, &memory->sums_at) &&
-           checked_mul(memory->n_sums, memory->sum_bytes, &bytes) &&
-           checked_add(memory->sums_at, bytes, &memory->workspace_bytes);
+/* Each query head has strip_bytes of every strip; then what columns with the same keys add up. */
+static bool settle_gradients(tess_memory_plan *memory) {
+    uint64_t strips;
+    return checked_mul(memory->n_strips, memory->n_strip_heads, &strips) &&
+           settle_behind(memory, strips, memory->strip_bytes, &memory->strips_at) &&
+           settle_behind(memory, memory->n_sums, memory->sum_bytes, &memory->sums_at);
 }
 
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
@@ -100,7 +96,7 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
     }
     memory->table_bytes = end;
     memory->workspace_bytes = memory->scratch_bytes;
-    fits = fits && settle_strips(memory) && settle_sums(memory);
+    fits = fits && settle_gradients(memory);
     for (uint32_t n = 0; n < TESS_SHARES; n++)
         fits = fits && settle_partials(memory, &memory->partials[n]);
     return fits;

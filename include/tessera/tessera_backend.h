@@ -322,8 +322,9 @@ typedef struct tess_launch {
      * sum_bytes of workspace for each of n_sums rows, as many for each kv head. Key t of sequence s
      * has row kv_batch * kv_tokens + kv_start + 8 * s + t of its kv head's, where kv_tokens is
      * rounded up to a multiple of 8: so unused rows follow a sequence's, up to such a multiple. A
-     * column may wait for the one before it, as with turns (tessera_turns.h). Of columns without
-     * segments each may write its zeros.
+     * column may wait for the one before it, as with turns (tessera_turns.h), and what tells
+     * whose turn it is starts anew where DELTA begins with job 0: ranges may split COLUMNS. Of
+     * columns without segments each may write its zeros.
      */
     uint32_t column_heads;
     uint64_t sums_at; /* bytes from workspace.offset: n_sums * sum_bytes */
