@@ -34,8 +34,8 @@ void page_shapes(FILE *f) {
 int page_shape(int column) { return (column + column / PAGE_COLOURS) % PAGE_SHAPES; }
 
 void page_key(int column, FILE *f) {
-    fprintf(f, "<svg class=\"key k%d\"><use href=\"#s%d\"/></svg> ", column % PAGE_COLOURS,
-            page_shape(column));
+    fprintf(f, "<svg class=\"key k%d\" viewBox=\"-6.5 -6.5 13 13\"><use href=\"#s%d\"/></svg> ",
+            column % PAGE_COLOURS, page_shape(column));
 }
 
 /* The best limit of a device for products, or for memory. */
@@ -200,7 +200,7 @@ static void measured_cell(const matrix *m, const matrix_row *row, const matrix_c
     fputs("</small>", f);
     if (m->by_base && isfinite(c->ratio.value))
         fprintf(f, "<small class=\"ratio\">%s%s</small>", matrix_ratio_text(&c->ratio, a, sizeof a),
-                c->ratio.same ? "" : " the base");
+                c->ratio.same ? "" : " base");
 }
 
 static void matrix_row_html(const matrix *m, int i, FILE *f) {

@@ -132,7 +132,7 @@ const page = (() => {
       line.textContent = k === base ? "base" : "";
     } else {
       const r = compare(row, k, base);
-      line.textContent = r.same ? "no difference" : times(r.value) + " the base";
+      line.textContent = r.same ? "no difference" : times(r.value) + " base";
     }
     line.hidden = off.has(k);
   }
