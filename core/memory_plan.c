@@ -70,7 +70,8 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
                 settle(&end, memory->n_first_strips, sizeof *t->first_strips, &t->first_strips_at);
     memory->copy_bytes = memory->copy_at = memory->step_bytes = t->step_plan_at = 0;
     if (steps) {
-        memory->step_plan_bytes = behind * sizeof(tess_step_run);
+        t->n_step_plans = (uint32_t)memory->n_step_plans;
+        t->step_plan_bytes = behind * sizeof(tess_step_run);
         fits = fits &&
                settle(&end, memory->n_step_plans * behind, sizeof(tess_step_run), &t->step_plan_at);
         memory->copy_bytes = end;

@@ -30,7 +30,6 @@ typedef struct tess_memory_plan {
     /* Computed. */
     uint64_t table_bytes;
     uint64_t copy_at, copy_bytes, step_bytes; /* of the step buffer; see tess_step_head */
-    uint64_t step_plan_bytes;                 /* from one tess_step_plan to the next */
     uint64_t workspace_bytes;
     uint64_t strips_at, sums_at; /* bytes of the workspace */
     tess_partials partials[TESS_SHARES];

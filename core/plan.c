@@ -387,7 +387,7 @@ static void set_step_plan(tess_plan *plan, uint32_t n, const tess_jobs *jobs,
                           tess_step_plan *words) {
     const tess_tables *t = &plan->tables;
     const tess_share *share = &plan->shares[n];
-    char *place = (char *)(uintptr_t)t->step_plan + n * plan->memory.step_plan_bytes;
+    char *place = (char *)(uintptr_t)t->step_plan + n * t->step_plan_bytes;
     tess_step_plan *to = (tess_step_plan *)(void *)place;
     words->sequences_at = (uint32_t)(t->sequences_at / 4);
     words->jobs_at = (uint32_t)(t->jobs_at / 4);

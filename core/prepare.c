@@ -17,11 +17,7 @@ static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d)
         return tess_invalid("%s: kv_first: must be of kind NONE, since the plan was made without "
                             "TESS_PLAN_DEVICE_PARTS",
                             in_prepare);
-    TESS_RETURN_IF_ERROR(tess_check_stream(in_prepare, &d->stream));
-    if (d->stream.extra && plan->n_shares > 1)
-        return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u kernels",
-                                in_prepare, (unsigned)plan->n_shares);
-    return TESS_OK;
+    return tess_check_stream(in_prepare, &d->stream);
 }
 
 /* Checks one buffer of `bytes` and gives it its place in the launch. */
@@ -50,7 +46,7 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     tess_launch_of_plan(plan, &plan->prepare, &d.stream, &launch);
     launch.op = TESS_OP_PREPARE;
     launch.batch = d.batch;
-    launch.n_jobs = plan->pools.n;
+    launch.n_jobs = (uint64_t)plan->pools.n * plan->n_shares;
     const uint64_t word = sizeof(int32_t), cu_bytes = d.batch ? word * (d.batch + UINT64_C(1)) : 0;
     TESS_RETURN_IF_ERROR(
         take(plan, "cu_rows", &d.cu_rows, word, cu_bytes, TESS_ROLE_CU_ROWS, &launch));
@@ -68,17 +64,7 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "q_first", TESS_ROLE_Q_FIRST));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_first", TESS_ROLE_KV_FIRST));
-    tess_tables own = plan->tables;
-    launch.tables = &own;
-    for (uint32_t n = 0; n < plan->n_shares; n++) {
-        const uint64_t at = n * plan->memory.step_plan_bytes;
-        own.step_plan_at = plan->tables.step_plan_at + at;
-        if (plan->tables.step_plan)
-            own.step_plan =
-                (const tess_step_plan *)(const void *)((const char *)plan->tables.step_plan + at);
-        TESS_RETURN_IF_ERROR(tess_launch_on(plan->device, &launch));
-    }
-    return TESS_OK;
+    return tess_launch_on(plan->device, &launch);
 }
 
 /* ------------------------------------------------------------------ using a step */

@@ -8,11 +8,10 @@
 #include "kernels/prepare.inl"
 #undef args
 
-void tess_prepare_on_host(const tess_args *args, const uint32_t *tables, const int32_t *cu_rows,
-                          const int32_t *kv_lens, const int32_t *q_first, const int32_t *kv_first,
-                          uint32_t *step) {
-    const uint32_t groups = tables[args->items_at + TESS_WORD_PLAN_GROUPS];
-    for (uint32_t n = 0; n < groups * TESS_PREPARE_SHARES; n++)
+void tess_prepare_on_host(const tess_args *args, uint32_t plans, const uint32_t *tables,
+                          const int32_t *cu_rows, const int32_t *kv_lens, const int32_t *q_first,
+                          const int32_t *kv_first, uint32_t *step) {
+    for (uint32_t n = 0; n < plans * args->group * TESS_PREPARE_SHARES; n++)
         tess_prepare_group(args, n, tables, cu_rows, kv_lens, q_first, kv_first, step);
 }
 
@@ -40,4 +39,6 @@ void tess_prepare_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     if (l->trusted) a->flags |= TESS_ARGS_TRUST;
     a->classes_at = (tess_arg_u32)(l->tables->classes_at / 4);
     a->items_at = (tess_arg_u32)(l->tables->step_plan_at / 4);
+    a->first_item = (tess_arg_u32)(l->tables->step_plan_bytes / 4);
+    a->group = (tess_arg_u32)(l->n_jobs / l->tables->n_step_plans);
 }

@@ -246,18 +246,18 @@ typedef struct tess_kv_head {
  *
  * Where sequences have different kernels, by their rows, each kernel has a head, 256 bytes after
  * the one before, room among the jobs and merges, words for the storage groups, and a
- * tess_step_plan with what follows it. A launch is then given the places that are its kernel's, and
- * there is a TESS_OP_PREPARE for each of them.
+ * tess_step_plan with what follows it, tess_tables.step_plan_bytes after the one before. A launch
+ * of one of them is then given the places that are its own. TESS_OP_PREPARE writes those of all.
  *
  * Each storage group has its own room among the jobs, of which the step uses the first ones: up to
  * the number that the group's word holds. A launch has the whole room, and workgroups past that
  * number leave.
  *
  * TESS_OP_PREPARE reads the lengths of tess_launch.batch sequences, as int32: TESS_ROLE_CU_ROWS has
- * one more than TESS_ROLE_KV_LENS. It writes TESS_ROLE_STEP. Its `n_jobs` are the storage groups.
- * backends/common/kernels/prepare.inl
- * says how; a backend that takes other decisions makes other jobs, which are as good, as long as
- * there is room for them.
+ * one more than TESS_ROLE_KV_LENS. It writes TESS_ROLE_STEP. Its `n_jobs` are the storage groups of
+ * the first tess_step_plan, those of the second, and so on: what one of them writes depends on no
+ * other. backends/common/kernels/prepare.inl says how; a backend that takes other decisions makes
+ * other jobs, which are as good, as long as there is room for them.
  */
 typedef struct tess_step_head {
     uint32_t n_jobs;   /* of the kernel */
@@ -349,8 +349,9 @@ typedef struct tess_tables {
     const tess_step_head *step;
     uint64_t step_at;
     uint32_t has_step; /* 1: the tables are a step's */
-    uint32_t reserved; /* 0 */
-    /* Of a plan whose lengths come from the device: what its steps are made from. */
+    /* Of a plan whose lengths come from the device: what its steps are made from, once for each of
+     * n_step_plans kernels. */
+    uint32_t n_step_plans;
     const tess_step_plan *step_plan;
     uint64_t step_plan_at;
     /* Of a step: for each storage group, the number of the job after its last one. */
@@ -362,6 +363,7 @@ typedef struct tess_tables {
     const tess_strip *strips;
     const uint32_t *first_strips; /* of each sequence; one without rows has none */
     uint64_t columns_at, segments_at, strips_at, first_strips_at;
+    uint64_t step_plan_bytes; /* from one tess_step_plan to the next; a multiple of 4 */
 } tess_tables;
 
 #ifdef __cplusplus

@@ -204,9 +204,10 @@ static uint32_t same_step(const rig *r, uint32_t batch, tess_buffer at, const in
     memset(&args, 0, sizeof args);
     args.items = batch;
     args.items_at = head->plan_at;
+    args.group = plan->n_groups;
     args.classes_at = plan->copy_to;
     args.flags = (r->has_first ? TESS_ARGS_FIRST : 0) | (r->trusted ? TESS_ARGS_TRUST : 0);
-    tess_prepare_on_host(&args, step, cu_rows, kv_lens, r->q_first, r->kv_first, own);
+    tess_prepare_on_host(&args, 1, step, cu_rows, kv_lens, r->q_first, r->kv_first, own);
     assert_memory_equal(own, step, 7 * sizeof *step);
     assert_memory_equal(own + plan->sequences_at, step + plan->sequences_at,
                         batch * sizeof(tess_sequence));

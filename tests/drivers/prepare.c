@@ -30,9 +30,13 @@ void fake_prepare_describe(void *const *parameters, char *text, size_t size) {
 void fake_prepare_run(unsigned groups, void *const *parameters) {
     const tess_args a = args_of(parameters);
     const uint32_t *tables = buffer_of(parameters, TESS_PREPARE_TENSORS),
-                   own = tables[a.items_at + TESS_WORD_PLAN_GROUPS] * FAKE_PREPARE_SHARES;
-    if (groups != own) fake_misuse(700, "a step of %u workgroups has %u", own, groups);
-    tess_prepare_on_host(&a, tables, buffer_of(parameters, 0), buffer_of(parameters, 1),
+                   own = a.group * FAKE_PREPARE_SHARES, plans = groups / own;
+    if (groups != plans * own)
+        fake_misuse(700, "a step of %u workgroups a kernel has %u", own, groups);
+    for (uint32_t n = 0; n < plans; n++)
+        if (tables[a.items_at + n * a.first_item + TESS_WORD_PLAN_GROUPS] != a.group)
+            fake_misuse(701, "kernel %u of a step has not %u storage groups", n, a.group);
+    tess_prepare_on_host(&a, plans, tables, buffer_of(parameters, 0), buffer_of(parameters, 1),
                          buffer_of(parameters, 3), buffer_of(parameters, 4),
                          buffer_of(parameters, 2));
 }

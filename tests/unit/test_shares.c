@@ -251,6 +251,29 @@ static tess_plan *make_steps(int64_t q_len) {
     return make(layout, &d);
 }
 
+/* One launch prepares the steps of all kernels, each from a tess_step_plan of its own. */
+static void check_prepare(const tess_plan *plan) {
+    static _Alignas(256) char step[16 << 20];
+    static int32_t zeros[8];
+    const tess_tables *t = &plan->tables;
+    const tess_prepare_desc d = {.struct_size = sizeof d,
+                                 .batch = 4,
+                                 .cu_rows = tess_host_buffer(zeros, sizeof zeros),
+                                 .kv_lens = tess_host_buffer(zeros, sizeof zeros),
+                                 .step = tess_host_buffer(step, sizeof step)};
+    rig.launches = 0;
+    if (tess_prepare(plan, &d) != TESS_OK) fail_msg("%s", tess_last_error());
+    assert_int_equal(1, rig.launches);
+    assert_int_equal(plan->n_shares * plan->pools.n, rig.ranges[0].n_jobs);
+    assert_int_equal(plan->n_shares, t->n_step_plans);
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        const char *at = (const char *)t->step_plan + n * t->step_plan_bytes;
+        const tess_step_plan *words = (const tess_step_plan *)(const void *)at;
+        assert_int_equal(plan->shares[n].above, words->q_above);
+        assert_int_equal(plan->pools.n, words->n_groups);
+    }
+}
+
 /* A row that has a shape for fewer rows serves all its sequences with one of them. In
  * batch-invariant plans each has its own, and in steps where another kernel follows: most of their
  * sequences have few rows, whatever the capacity is. The kernel for most rows has half of the room
@@ -300,6 +323,7 @@ static void test_shapes(void **state) {
     for (uint32_t n = 0; n < 3; n++)
         assert_in_range(partial_bytes(plan, n), 1, (24 << 20) / (n == 2 ? 2 : 4));
     assert_in_range(partial_bytes(plan, 2), (24 << 20) / 4, 24 << 20);
+    check_prepare(plan);
     tess_plan_release(plan);
     /* The scratch memory of a CPU grows with its threads, which must not decide about parts. */
     plan = make_steps(300);

@@ -104,6 +104,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
                    (tess_step_group *)(c->tables + groups_at));
     memset(&c->args, 0, sizeof c->args);
     c->args.items_at = plan_at;
+    c->args.group = words.n_groups;
     c->step = exact(words.copy_to + words.copy_words, 4);
     c->cu_rows = exact(words.batch + 1, 4);
     c->kv_lens = exact(words.batch, 4);
@@ -184,7 +185,7 @@ static void random_lengths(instance *c, uint64_t *seed) {
 static const tess_step_head *prepare(instance *c) {
     c->args.items = c->batch;
     c->args.flags = (c->given_first ? TESS_ARGS_FIRST : 0) | (c->parts ? TESS_ARGS_PARTS : 0);
-    tess_prepare_on_host(&c->args, c->tables, c->cu_rows, c->kv_lens, c->q_first, c->kv_first,
+    tess_prepare_on_host(&c->args, 1, c->tables, c->cu_rows, c->kv_lens, c->q_first, c->kv_first,
                          c->step);
     return (const tess_step_head *)c->step;
 }
@@ -631,7 +632,7 @@ static void test_rule(void **state) {
  * and no order to clamp lengths. */
 static void test_trusted(void **state) {
     (void)state;
-    const tess_tables tables = {.struct_size = sizeof tables};
+    const tess_tables tables = {.struct_size = sizeof tables, .n_step_plans = 1};
     tess_launch l = {.struct_size = sizeof l,
                      .tables = &tables,
                      .group = 1,

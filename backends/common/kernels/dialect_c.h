@@ -17,8 +17,10 @@ typedef uint32_t tess_c_uint;
 #define TESS_STRUCT(name)     \
     typedef struct name name; \
     struct name
-/* What a function is handed behind its other arguments to read the tables. */
-#define TESS_TABLES             , const uint *tables, const tess_args *arguments
+
+/* What a function is handed behind its other arguments to read the tables, needed or not. */
+#define TESS_TABLES , const uint *tables, const tess_args *arguments __attribute__((unused))
+
 #define TESS_TABLES_OF_KERNEL   , tables, arguments
 #define args                    (*arguments)
 #define TESS_INT(x)             ((int)(x))

@@ -128,24 +128,24 @@
     }
 
 /* Where the keys of sequence `s` begin, of which there are so many. */
-#define TESS_FIRST_KEY(s, keys)                                               \
-    ((args.flags & TESS_ARGS_PARTS) != 0u                                     \
-         ? tess_first_key(TESS_KV_FIRST(s), keys, grid TESS_TABLES_OF_KERNEL) \
+#define TESS_FIRST_KEY(s, keys)                                             \
+    ((args.flags & TESS_ARGS_PARTS) != 0u                                   \
+         ? tess_first_key(TESS_KV_FIRST(s), keys, grid TESS_PLAN_OF_KERNEL) \
          : 0)
 
 /* Tile `t` of those at hand, of the sequence at `place`. */
-#define TESS_TILE_AT(tile, place, t)                                                              \
-    const uint tile##_before = place > 0u ? tile_end[place - 1u] : 0u;                            \
-    const tess_cut tile##_cut =                                                                   \
-        tess_find_cut(q_lens[place], firsts[place], numbers[place],                               \
-                      tile_end[place] - tile##_before, packs[place], grid TESS_TABLES_OF_KERNEL); \
-    const int tile##_first_key = TESS_FIRST_KEY(first + place, kv_lens[place]);                   \
-    const tess_step_tile tile =                                                                   \
+#define TESS_TILE_AT(tile, place, t)                                                            \
+    const uint tile##_before = place > 0u ? tile_end[place - 1u] : 0u;                          \
+    const tess_cut tile##_cut =                                                                 \
+        tess_find_cut(q_lens[place], firsts[place], numbers[place],                             \
+                      tile_end[place] - tile##_before, packs[place], grid TESS_PLAN_OF_KERNEL); \
+    const int tile##_first_key = TESS_FIRST_KEY(first + place, kv_lens[place]);                 \
+    const tess_step_tile tile =                                                                 \
         tess_find_step_tile(tile##_cut, (t)-tile##_before, tile##_first_key, kv_lens[place], grid)
 
 /* `end`: where the room for the storage group's jobs does. */
 TESS_FUNCTION void tess_write_job(uint n, uint end, uint sequence, uint job, tess_unit unit,
-                                  tess_keys keys, uint partial TESS_TABLES TESS_STEP) {
+                                  tess_keys keys, uint partial TESS_OF_PLAN TESS_STEP) {
     const uint at = TESS_PLAN(JOBS_AT) + n * TESS_JOB_WORDS, done = job * unit.packed;
     if (n >= end) return; /* never, as long as the plan's sums are right */
     /* In the order of tessera_job_words.h. */
@@ -158,7 +158,7 @@ TESS_FUNCTION void tess_write_job(uint n, uint end, uint sequence, uint job, tes
 }
 
 TESS_FUNCTION void tess_write_merge(uint n, uint sequence, uint job, tess_unit unit,
-                                    uint partial TESS_TABLES TESS_STEP) {
+                                    uint partial TESS_OF_PLAN TESS_STEP) {
     const uint at = TESS_PLAN(MERGES_AT) + n * TESS_MERGE_WORDS, done = job * unit.packed;
     if (n >= TESS_PLAN(MOST_MERGES)) return; /* likewise */
     TESS_STORE_STEP(at + TESS_WORD_MERGE_SEQUENCE, sequence);
@@ -171,7 +171,7 @@ TESS_FUNCTION void tess_write_merge(uint n, uint sequence, uint job, tess_unit u
 }
 
 /* The first job or merge: one row of the first sequence and head, and no keys. */
-TESS_FUNCTION void tess_clear_item(bool merge TESS_TABLES TESS_STEP) {
+TESS_FUNCTION void tess_clear_item(bool merge TESS_OF_PLAN TESS_STEP) {
     const uint at = merge ? TESS_PLAN(MERGES_AT) : TESS_PLAN(JOBS_AT),
                words = merge ? TESS_MERGE_WORDS : TESS_JOB_WORDS;
     if ((merge ? TESS_PLAN(MOST_MERGES) : TESS_PLAN(MOST_JOBS)) == 0u) return;
@@ -183,7 +183,7 @@ TESS_FUNCTION void tess_clear_item(bool merge TESS_TABLES TESS_STEP) {
 /* Sequences are addressed by their place in the batch. Those without rows are in the table too, and
  * no job names them. */
 TESS_FUNCTION void tess_write_sequence(uint n, uint row, int q_len, int q_first, int kv_start,
-                                       int kv_len, uint flags TESS_TABLES TESS_STEP) {
+                                       int kv_len, uint flags TESS_OF_PLAN TESS_STEP) {
     const uint at = TESS_PLAN(SEQUENCES_AT) + n * TESS_SEQUENCE_WORDS;
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_START, row);
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_START + 1u, 0u);
@@ -207,17 +207,21 @@ TESS_PREPARE_KERNEL {
 #ifndef TESS_SHARED_OUTSIDE
     TESS_PREPARE_SHARED
 #endif
-    const uint thread = TESS_THREAD, group = TESS_GROUP / TESS_PREPARE_SHARES,
-               share = TESS_GROUP % TESS_PREPARE_SHARES,
-               batch = tess_min(args.items, TESS_PLAN(BATCH)), chooses = TESS_PLAN(CHOOSES),
+    /* One kernel's workgroups follow those of another. */
+    const uint thread = TESS_THREAD, workgroups = args.group * TESS_PREPARE_SHARES,
+               kernel_number = TESS_GROUP / workgroups,
+               workgroup = TESS_GROUP - kernel_number * workgroups,
+               group = workgroup / TESS_PREPARE_SHARES, share = workgroup % TESS_PREPARE_SHARES;
+    TESS_SET_PLAN = args.items_at + kernel_number * args.first_item;
+    const uint batch = tess_min(args.items, TESS_PLAN(BATCH)), chooses = TESS_PLAN(CHOOSES),
                first_phase = chooses != 0u ? TESS_PHASE_LENGTHS : TESS_PHASE_COUNT;
     /* Of the first sequences: these loads need not wait for the plan's words. */
     const bool is_early = thread < args.items;
     const int early_begin = is_early ? TESS_CU_ROWS(thread) : 0,
               early_end = is_early ? TESS_CU_ROWS(thread + 1u) : 0,
               early_kv = is_early ? TESS_KV_LENS(thread) : 0;
-    const tess_storage_group own = tess_find_group(group TESS_TABLES_OF_KERNEL);
-    const tess_grid grid = tess_find_grid(TESS_PLAN(CELL) TESS_TABLES_OF_KERNEL);
+    const tess_storage_group own = tess_find_group(group TESS_PLAN_OF_KERNEL);
+    const tess_grid grid = tess_find_grid(TESS_PLAN(CELL) TESS_PLAN_OF_KERNEL);
     tess_divisor length =
         tess_divisor_of(TESS_PLAN(SHORT_LENGTH) != 0u ? TESS_PLAN(LONG_LENGTH) : TESS_WHOLE);
     /* The sequences whose jobs this workgroup writes. */
@@ -227,8 +231,8 @@ TESS_PREPARE_KERNEL {
     for (uint n = thread; n < TESS_PREPARE_SUMS; n += TESS_PREPARE_THREADS) sums[n] = 0u;
     for (uint n = thread; n < TESS_STEP_TRIALS; n += TESS_PREPARE_THREADS)
         part_end[n] = merge_end[n] = places[n] = 0u;
-    for (uint n = TESS_GROUP * TESS_PREPARE_THREADS + thread; n < TESS_PLAN(COPY_WORDS);
-         n += TESS_PLAN(GROUPS) * TESS_PREPARE_SHARES * TESS_PREPARE_THREADS)
+    for (uint n = workgroup * TESS_PREPARE_THREADS + thread; n < TESS_PLAN(COPY_WORDS);
+         n += workgroups * TESS_PREPARE_THREADS)
         TESS_STORE_STEP(TESS_PLAN(COPY_TO) + n, TESS_WORD(TESS_PLAN(COPY_FROM) + n));
 
     for (uint phase = first_phase; phase <= TESS_PHASE_WRITE; phase++) {
@@ -282,7 +286,7 @@ TESS_PREPARE_KERNEL {
             if (phase == TESS_PHASE_LENGTHS) {
 #include "prepare_rule.inl"
                 /* Of one storage group that stays whole, everything is counted. */
-                if (chosen == 0u && TESS_PLAN(GROUPS) == 1u) {
+                if (chosen == 0u && args.group == 1u) {
                     if (thread == 0u) sums[TESS_SUM_WHOLE] = binned;
                     for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS)
                         bin_above[b] += own.first_job + bin_before[b];

@@ -5,7 +5,7 @@ const uint partials = part_end[c], cut_jobs = merge_end[c], most_parts = tess_la
 uint cost = 0xffffffffu;
 if (partials <= TESS_PLAN(MOST_PARTIALS) && partials < TESS_STEP_PARTIALS) {
     /* Parts are equal, so they may end within a step. */
-    const uint part_ticks = tess_job_ticks(tried, grid TESS_TABLES_OF_KERNEL),
+    const uint part_ticks = tess_job_ticks(tried, grid TESS_PLAN_OF_KERNEL),
                each = TESS_PLAN(JOB_TICKS) +
                       (TESS_PLAN(BLOCK) % TESS_PLAN(STEP_KEYS) != 0u ? TESS_PLAN(STEP_TICKS) : 0u),
                work = tess_sum(all_ticks, tess_product(partials - cut_jobs, each));

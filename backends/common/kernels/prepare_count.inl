@@ -3,12 +3,12 @@
  * runs. In phase LENGTHS no key is split yet. */
 TESS_FIND_SEQUENCE(at, t)
 TESS_TILE_AT(tile, at, t);
-tess_unit unit = tess_begin_unit(tile, length TESS_TABLES_OF_KERNEL);
+tess_unit unit = tess_begin_unit(tile, length TESS_PLAN_OF_KERNEL);
 uint jobs = 0u; /* of runs that are alike */
 for (uint run = own_run; run < end_run; run += lanes.by) {
-    unit = tess_find_unit(unit, tile, run, length, grid TESS_TABLES_OF_KERNEL);
+    unit = tess_find_unit(unit, tile, run, length, grid TESS_PLAN_OF_KERNEL);
     jobs += unit.jobs;
-    if (run + lanes.by < end_run && tess_are_alike(run, run + lanes.by, own TESS_TABLES_OF_KERNEL))
+    if (run + lanes.by < end_run && tess_are_alike(run, run + lanes.by, own TESS_PLAN_OF_KERNEL))
         continue;
     const uint bin = tess_bin_of(unit.blocks);
     if (phase == TESS_PHASE_LENGTHS) {
@@ -17,8 +17,8 @@ for (uint run = own_run; run < end_run; run += lanes.by) {
         /* Most tiles change nothing, and a look costs less. */
         if (bin_most[bin] < unit.blocks) TESS_MOST_SHARED(bin_most[bin], unit.blocks);
         if (bin_least[bin] > unit.blocks) TESS_LEAST_SHARED(bin_least[bin], unit.blocks);
-        ticks = tess_sum(
-            ticks, tess_product(jobs, tess_job_ticks(unit.blocks, grid TESS_TABLES_OF_KERNEL)));
+        ticks = tess_sum(ticks,
+                         tess_product(jobs, tess_job_ticks(unit.blocks, grid TESS_PLAN_OF_KERNEL)));
         blocks = tess_sum(blocks, tess_product(jobs, unit.blocks));
     } else if (unit.parts > 1u) {
         const uint made = jobs * unit.parts;

@@ -25,9 +25,9 @@ for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS) {
     if (bin_count[b] == 0u) continue;
     const uint as_long = bin_above[b] + bin_count[b],
                bound = tess_larger(
-                   tess_job_ticks(bin_most[b], grid TESS_TABLES_OF_KERNEL),
+                   tess_job_ticks(bin_most[b], grid TESS_PLAN_OF_KERNEL),
                    tess_product(tess_divide_up(as_long, workers),
-                                tess_job_ticks(bin_least[b], grid TESS_TABLES_OF_KERNEL)));
+                                tess_job_ticks(bin_least[b], grid TESS_PLAN_OF_KERNEL)));
     held[TESS_ADD_SHARED(sums[TESS_SUM_HELD], 1u)] = b;
     TESS_MOST_SHARED(sums[TESS_SUM_BOUND], bound);
     TESS_MOST_SHARED(sums[TESS_SUM_LONGEST], bin_most[b]);

@@ -47,7 +47,7 @@ tile_end[thread] = 0u;
 /* Sequences of other numbers of rows are another kernel's. */
 const int above = TESS_INT(TESS_PLAN(Q_ABOVE)), most = TESS_INT(TESS_PLAN(Q_MOST));
 if (q_len > above && q_len <= most) {
-    const tess_cut cut = tess_cut_rows(q_len, q_first, grid TESS_TABLES_OF_KERNEL);
+    const tess_cut cut = tess_cut_rows(q_len, q_first, grid TESS_PLAN_OF_KERNEL);
     numbers[thread] = cut.first;
     packs[thread] = cut.heads;
     tile_end[thread] = cut.tiles;
@@ -76,10 +76,9 @@ if (present && phase == first_phase && group == 0u) {
             first_key == 0 ? 0u : TESS_UINT(tess_divide_int(first_key, grid.block));
         tess_write_sequence(
             s, row_first, q_len, q_first,
-            first_key == 0 ? 0 : tess_kv_start(first_key, first_block TESS_TABLES_OF_KERNEL),
-            kv_len,
+            first_key == 0 ? 0 : tess_kv_start(first_key, first_block TESS_PLAN_OF_KERNEL), kv_len,
             TESS_SEQUENCE_FIRST(first_block) |
-                (right ? 0u : TESS_SEQUENCE_NO_APPEND)TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+                (right ? 0u : TESS_SEQUENCE_NO_APPEND)TESS_PLAN_OF_KERNEL TESS_STEP_OF_KERNEL);
     }
 }
 TESS_SCAN(tile_end, tess_sum);

@@ -8,8 +8,15 @@
 #ifndef TESS_PREPARE_UNIT_H
 #define TESS_PREPARE_UNIT_H
 
-/* A field of the tess_step_plan. */
-#define TESS_PLAN(field) TESS_WORD(args.items_at + TESS_WORD_PLAN_##field)
+/* Functions are handed the word of the tables where their tess_step_plan is, unless a language has
+ * it in a variable of the thread. */
+#ifndef TESS_OF_PLAN
+#define TESS_OF_PLAN        TESS_TABLES, uint plan_at
+#define TESS_PLAN_OF_KERNEL TESS_TABLES_OF_KERNEL, plan_at
+#define TESS_SET_PLAN       const uint plan_at
+#endif
+/* A field of it. */
+#define TESS_PLAN(field) TESS_WORD(plan_at + TESS_WORD_PLAN_##field)
 
 /* Saturating sums and products. */
 TESS_FUNCTION uint tess_sum(uint a, uint b) { return a > 0xffffffffu - b ? 0xffffffffu : a + b; }
@@ -58,7 +65,7 @@ TESS_STRUCT(tess_grid) {
     tess_divisor block, cell, tile, tiles; /* tiles of a cell */
     tess_divisor step_keys;
 };
-TESS_FUNCTION tess_grid tess_find_grid(uint cell TESS_TABLES) {
+TESS_FUNCTION tess_grid tess_find_grid(uint cell TESS_OF_PLAN) {
     tess_grid grid;
     grid.block = tess_divisor_of(TESS_PLAN(BLOCK));
     grid.cell = tess_divisor_of(cell);
@@ -87,26 +94,26 @@ TESS_FUNCTION int tess_tile_number(int from_origin, tess_grid grid) {
 }
 
 /* Where cell 0 of the rows [begin, end) begins. */
-TESS_FUNCTION int tess_origin(int begin, int end, tess_grid grid TESS_TABLES) {
+TESS_FUNCTION int tess_origin(int begin, int end, tess_grid grid TESS_OF_PLAN) {
     if (TESS_PLAN(FROM_END) == 0u || begin < 0) return 0;
     return end - tess_divide_int(end, grid.cell) * TESS_INT(grid.cell.by);
 }
 
 /* The cut of q_len rows from position `first` on, from what tess_cut_rows() has found. */
 TESS_FUNCTION tess_cut tess_find_cut(int q_len, int first, int number, uint tiles, uint heads,
-                                     tess_grid grid TESS_TABLES) {
+                                     tess_grid grid TESS_OF_PLAN) {
     tess_cut cut;
     cut.begin = first;
     cut.end = first + q_len;
-    cut.origin = tess_origin(cut.begin, cut.end, grid TESS_TABLES_OF_KERNEL);
+    cut.origin = tess_origin(cut.begin, cut.end, grid TESS_PLAN_OF_KERNEL);
     cut.first = number;
     cut.tiles = tiles;
     cut.heads = heads;
     return cut;
 }
 
-TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first, tess_grid grid TESS_TABLES) {
-    tess_cut cut = tess_find_cut(q_len, first, 0, 0u, 1u, grid TESS_TABLES_OF_KERNEL);
+TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first, tess_grid grid TESS_OF_PLAN) {
+    tess_cut cut = tess_find_cut(q_len, first, 0, 0u, 1u, grid TESS_PLAN_OF_KERNEL);
     const int begin = cut.begin - cut.origin;
     cut.first = tess_tile_number(begin, grid);
     if (q_len <= 0) return cut;
@@ -119,7 +126,7 @@ TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first, tess_grid grid TESS_T
 
 /* Where the keys of a sequence begin, of which there are so many: `given` to the nearest legal
  * multiple of a block below, unless it is trusted. */
-TESS_FUNCTION int tess_first_key(int given, int keys, tess_grid grid TESS_TABLES) {
+TESS_FUNCTION int tess_first_key(int given, int keys, tess_grid grid TESS_OF_PLAN) {
     if ((args.flags & TESS_ARGS_TRUST) != 0u) return given;
     const int legal = tess_clamp(given, 0, TESS_INT(TESS_PLAN(POSITIONS)) - keys);
     return tess_divide_int(legal, grid.block) * TESS_INT(grid.block.by);
@@ -127,7 +134,7 @@ TESS_FUNCTION int tess_first_key(int given, int keys, tess_grid grid TESS_TABLES
 
 /* tess_sequence.kv_start: in place or in pages, token 0 is before the first key in memory; by slot,
  * the list of the part's phase follows those of the phases before. */
-TESS_FUNCTION int tess_kv_start(int first_key, uint first_block TESS_TABLES) {
+TESS_FUNCTION int tess_kv_start(int first_key, uint first_block TESS_OF_PLAN) {
     const uint phases = TESS_PLAN(PHASES);
     if (phases == 0u) return -first_key;
     const uint phase =
@@ -258,9 +265,9 @@ TESS_FUNCTION tess_keys tess_part_of(tess_keys whole, uint begin, uint end) {
 /* A tess_step_group. */
 TESS_STRUCT(tess_storage_group) { uint first_run, end_run, first_job, end_job; };
 
-TESS_FUNCTION tess_storage_group tess_find_group(uint n TESS_TABLES) {
+TESS_FUNCTION tess_storage_group tess_find_group(uint n TESS_OF_PLAN) {
     tess_storage_group group;
-    const uint at = args.items_at + TESS_STEP_PLAN_WORDS + TESS_PLAN(RUNS) * TESS_STEP_RUN_WORDS +
+    const uint at = plan_at + TESS_STEP_PLAN_WORDS + TESS_PLAN(RUNS) * TESS_STEP_RUN_WORDS +
                     n * TESS_STEP_GROUP_WORDS;
     group.first_run = TESS_WORD(at + TESS_WORD_GROUP_FIRST_RUN);
     group.end_run = TESS_WORD(at + TESS_WORD_GROUP_END_RUN);
@@ -344,7 +351,7 @@ TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int first
 }
 
 /* A unit of no run so far. Parts are equal, unless they have fixed lengths. */
-TESS_FUNCTION tess_unit tess_begin_unit(tess_step_tile tile, tess_divisor length TESS_TABLES) {
+TESS_FUNCTION tess_unit tess_begin_unit(tess_step_tile tile, tess_divisor length TESS_OF_PLAN) {
     tess_unit unit;
     unit.run = unit.head = unit.heads = unit.packed = unit.jobs = 0u;
     unit.cls = TESS_NO_CLASS;
@@ -363,8 +370,8 @@ TESS_FUNCTION tess_unit tess_begin_unit(tess_step_tile tile, tess_divisor length
 
 /* `unit` of another run of the same tile. What depends on the class stays if that does. */
 TESS_FUNCTION tess_unit tess_find_unit(tess_unit unit, tess_step_tile tile, uint number_of_run,
-                                       tess_divisor length, tess_grid grid TESS_TABLES) {
-    const uint run = args.items_at + TESS_STEP_PLAN_WORDS + number_of_run * TESS_STEP_RUN_WORDS,
+                                       tess_divisor length, tess_grid grid TESS_OF_PLAN) {
+    const uint run = plan_at + TESS_STEP_PLAN_WORDS + number_of_run * TESS_STEP_RUN_WORDS,
                number_of_class = TESS_WORD(run + TESS_WORD_RUN_CLS);
     unit.run = number_of_run;
     unit.head = TESS_LOW_HALF(TESS_WORD(run + TESS_WORD_RUN_HEAD));
@@ -395,8 +402,8 @@ TESS_FUNCTION uint tess_share_begin(uint share, uint batch) {
 }
 
 /* Whether two runs make jobs of the same key blocks that are counted together. */
-TESS_FUNCTION bool tess_are_alike(uint a, uint b, tess_storage_group own TESS_TABLES) {
-    const uint runs = args.items_at + TESS_STEP_PLAN_WORDS + TESS_WORD_RUN_CLS;
+TESS_FUNCTION bool tess_are_alike(uint a, uint b, tess_storage_group own TESS_OF_PLAN) {
+    const uint runs = plan_at + TESS_STEP_PLAN_WORDS + TESS_WORD_RUN_CLS;
     return TESS_WORD(runs + a * TESS_STEP_RUN_WORDS) == TESS_WORD(runs + b * TESS_STEP_RUN_WORDS) &&
            (a < own.first_run) == (b < own.first_run) && (a < own.end_run) == (b < own.end_run);
 }
@@ -435,7 +442,7 @@ TESS_FUNCTION uint tess_bin_start(uint bin) {
 }
 
 /* What a job takes in the plan's model. */
-TESS_FUNCTION uint tess_job_ticks(uint blocks, tess_grid grid TESS_TABLES) {
+TESS_FUNCTION uint tess_job_ticks(uint blocks, tess_grid grid TESS_OF_PLAN) {
     return TESS_PLAN(JOB_TICKS) +
            tess_divide_up(blocks * grid.block.by, grid.step_keys) * TESS_PLAN(STEP_TICKS);
 }

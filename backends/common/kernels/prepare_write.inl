@@ -6,10 +6,10 @@ part_end[thread] = merge_end[thread] = places[thread] = 0u;
 if (own_tile < tiles && t < end_tile) {
     TESS_FIND_SEQUENCE(at, t)
     TESS_TILE_AT(tile, at, t);
-    tess_unit unit = tess_begin_unit(tile, length TESS_TABLES_OF_KERNEL);
+    tess_unit unit = tess_begin_unit(tile, length TESS_PLAN_OF_KERNEL);
     uint made = 0u, split = 0u;
     for (uint run = own_run; run < end_run; run += lanes.by) {
-        unit = tess_find_unit(unit, tile, run, length, grid TESS_TABLES_OF_KERNEL);
+        unit = tess_find_unit(unit, tile, run, length, grid TESS_PLAN_OF_KERNEL);
         if (unit.parts > 1u) {
             made += unit.jobs * unit.parts;
             split += unit.jobs;
@@ -18,7 +18,7 @@ if (own_tile < tiles && t < end_tile) {
         const uint n = TESS_ADD_SHARED(bin_above[tess_bin_of(unit.blocks)], unit.jobs);
         for (uint job = 0u; job < unit.jobs; job++)
             tess_write_job(n + job, own.end_job, first + at, job, unit, unit.keys,
-                           TESS_NO_PARTIAL TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+                           TESS_NO_PARTIAL TESS_PLAN_OF_KERNEL TESS_STEP_OF_KERNEL);
     }
     part_end[thread] = made;
     merge_end[thread] = split;
@@ -32,12 +32,12 @@ if (TESS_LOOP_ENTERS(true) || sums[TESS_SUM_OWN_PARTS] != 0u) {
         TESS_FIND(which, part_end, n);
         const uint place = places[which], nth = tess_divide(which, lanes);
         TESS_TILE_AT(tile, place, chunk + nth);
-        tess_unit unit = tess_begin_unit(tile, length TESS_TABLES_OF_KERNEL);
+        tess_unit unit = tess_begin_unit(tile, length TESS_PLAN_OF_KERNEL);
         uint part = n - (which > 0u ? part_end[which - 1u] : 0u),
              merge = merges_done + (which > 0u ? merge_end[which - 1u] : 0u), made = 0u;
         /* The run that the part is of. */
         for (uint run = first_run + which - nth * lanes.by; run < end_run; run += lanes.by) {
-            unit = tess_find_unit(unit, tile, run, length, grid TESS_TABLES_OF_KERNEL);
+            unit = tess_find_unit(unit, tile, run, length, grid TESS_PLAN_OF_KERNEL);
             made = unit.parts > 1u ? unit.jobs * unit.parts : 0u;
             if (part < made) break;
             part -= made;
@@ -50,10 +50,10 @@ if (TESS_LOOP_ENTERS(true) || sums[TESS_SUM_OWN_PARTS] != 0u) {
             tess_part_of(unit.keys, tess_part_begin(unit, part), tess_part_begin(unit, part + 1u));
         tess_write_job(own.first_job + sums[TESS_SUM_OWN_BEFORE] + parts_done + n, own.end_job,
                        first + place, job, unit, keys,
-                       partial TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+                       partial TESS_PLAN_OF_KERNEL TESS_STEP_OF_KERNEL);
         if (part == 0u)
             tess_write_merge(merge + job, first + place, job, unit,
-                             partial TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+                             partial TESS_PLAN_OF_KERNEL TESS_STEP_OF_KERNEL);
     }
     parts_done += n_parts;
     merges_done += merge_end[TESS_PREPARE_THREADS - 1u];

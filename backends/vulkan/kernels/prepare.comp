@@ -12,6 +12,9 @@
 #define TESS_TABLES
 #define TESS_TABLES_OF_KERNEL
 #define TESS_STEP
+#define TESS_OF_PLAN
+#define TESS_PLAN_OF_KERNEL
+#define TESS_SET_PLAN plan_at
 #define TESS_STEP_OF_KERNEL
 #define TESS_INT(x)  int(x)
 #define TESS_UINT(x) uint(x)
@@ -44,6 +47,8 @@ layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint t
 #define TESS_STORE_STEP(at, x)   step_[args.o_at + (at)] = (x)
 #define TESS_HIGH_PRODUCT(a, b)  tess_high_product(a, b)
 #define TESS_PREPARE_KERNEL      void main()
+
+uint plan_at;
 
 uint tess_high_product(uint a, uint b) {
     uint high, low;
