@@ -67,6 +67,7 @@ PROBLEMS = [
 SERVING = [
     ("serving/copy_pages",),
     ("serving/merge_parts", "given parts"),
+    ("serving/batches", "repeats of a step"),
     ("serving/append", "attention"),
     ("serving/append", "forks"),
     ("serving/append", "recycled pages"),
