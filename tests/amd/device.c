@@ -228,8 +228,10 @@ static tess_status forward(const emulated_device *device, const tess_launch *l) 
     m.shared_bytes = TESS_MERGE_SHARED_BYTES;
     tess_portable_merge_args(l, 0, l->n_merges, 1, &m.args.attention);
     m.workgroups = m.args.attention.items * tess_portable_merge_groups(l);
-    /* The workgroups of a step share out its merges: here there are too few for one each. */
-    if (l->tables->has_step && m.workgroups > STEP_GROUPS) m.workgroups = STEP_GROUPS;
+    /* The workgroups of a step share out its merges: here there are too few for one each. As in
+     * driver_kernels.c they lie in one dimension, whose size is the kernel's stride. */
+    m.plain = l->tables->has_step != 0;
+    if (m.plain && m.workgroups > STEP_GROUPS) m.workgroups = STEP_GROUPS;
     return run(device, &m);
 }
 

@@ -6,20 +6,29 @@
                 [--line "k=v ..."] [--only N]
 
 TINYGRAD is a checkout of tinygrad's repository, whose emulator (test/mockgpu/amd/emu.py) executes
-the instructions one by one. A code object is backends/hip/kernels/portable.hip compiled for one
-architecture, RDNA in the mode of compute units, and without stores across words, which the hardware
-has and the emulator lacks:
+the instructions one by one (a9069c177a works). A code object is
+backends/hip/kernels/portable.hip compiled for one architecture, as backends/hip/CMakeLists.txt
+does, but without stores across words, which the hardware has and the emulator lacks. RDNA is
+compiled in the mode of compute units, CDNA without -mcumode. Objects carry the name of their
+architecture:
 
     clang-19 -x hip --offload-arch=gfx1100 -mcumode --cuda-device-only --no-gpu-bundle-output \\
-        -nogpulib -nogpuinc -O3 -Xclang -target-feature -Xclang -unaligned-access-mode \\
+        -nogpulib -nogpuinc -O3 -mcode-object-version=5 \\
+        -Xclang -target-feature -Xclang -unaligned-access-mode \\
         -I include -I backends/common -I backends/common/kernels \\
         backends/hip/kernels/portable.hip -o gfx1100.co
 
 The problems run in tests/conformance/conformance of the build FOLDER, and what serves a cache in
 the programs of tests/serving, on the device of tests/amd/device.c:
-plan, tables, NaN poison, guards, reference and tolerances are those of every other backend. Prints
-a line for each problem; the exit status is 1 if one failed. Needs numpy. A code object takes some
-five minutes.
+plan, tables, NaN poison, guards, reference and tolerances are those of every other backend. The
+build needs no device code, and these targets are enough:
+
+    cmake --preset release -DTESSERA_CUDA_ARCHS= -DTESSERA_HIP_ARCHS=
+    cmake --build build/release --target tessera_emulated_device conformance copy_pages \\
+        merge_parts batches append quantised key_parts
+
+Prints a line for each problem; the exit status is 1 if one failed. Needs numpy, and for tinygrad
+Python 3.11 and a compiler that is called clang. A code object takes some ten minutes.
 """
 import argparse
 import ctypes
@@ -67,6 +76,7 @@ PROBLEMS = [
 SERVING = [
     ("serving/copy_pages",),
     ("serving/merge_parts", "given parts"),
+    ("serving/batches", "repeats of a step"),
     ("serving/append", "attention"),
     ("serving/append", "forks"),
     ("serving/append", "recycled pages"),
@@ -117,6 +127,11 @@ class CodeObject:
             raise SystemExit("%s: not a 64-bit ELF file (clang needs --no-gpu-bundle-output)" %
                              path)
         program, section = struct.unpack_from("<2Q", data, 32)
+        # Only from version 5 on (3 in the header) does a driver pass the number of workgroups, as
+        # launch() does whatever the version.
+        if data[8] < 3:
+            raise SystemExit("%s: a code object older than version 5 (-mcode-object-version=5)" %
+                             path)
         machine = struct.unpack_from("<I", data, 48)[0] & 0xFF
         programs, = struct.unpack_from("<H", data, 56)
         sections, = struct.unpack_from("<H", data, 60)
