@@ -53,8 +53,10 @@ bool tess_head_keeps(const tess_head_pattern *pattern, int64_t p, int64_t t) {
     }
     case TESS_HEAD_STRIDED_BOTH:
         return strided_both_kept(pattern, floor_div(p, pattern->block), t / pattern->block);
-    case TESS_HEAD_WINDOW:
-        return t < pattern->sinks || (p <= t + pattern->left && p >= t - pattern->right);
+    case TESS_HEAD_WINDOW: /* no sum with the bound of a side that has none, however far p is */
+        return t < pattern->sinks ||
+               ((pattern->left == TESS_UNBOUNDED || p <= t + pattern->left) &&
+                (pattern->right == TESS_UNBOUNDED || p >= t - pattern->right));
     case TESS_HEAD_BLOCKS: {
         int64_t count, j = t / pattern->block;
         const uint32_t *columns =

@@ -267,6 +267,20 @@ static void test_large(void **state) {
         assert_int_equal(1, kept);
         tess_layout_release(layout);
     }
+    for (int side = 0; side < 2; side++) { /* a window without one of its bounds */
+        p = (tess_pattern){.struct_size = sizeof p,
+                           .kind = TESS_PATTERN_WINDOW,
+                           .flags = TESS_PATTERN_BIDIRECTIONAL,
+                           .left = side ? 5 : -1,
+                           .right = side ? -1 : 5};
+        layout = make_layout(runtime, &p, 1, 1, 100);
+        int before_all = -1, after_all = -1;
+        assert_int_equal(TESS_OK, tess_layout_kept(layout, 0, INT64_MIN, 50, &before_all));
+        assert_int_equal(TESS_OK, tess_layout_kept(layout, 0, INT64_MAX, 50, &after_all));
+        assert_int_equal(side, before_all);
+        assert_int_equal(!side, after_all);
+        tess_layout_release(layout);
+    }
     p = s2_pattern(2, 1, 2, 0);
     tess_layout_desc d = {.struct_size = sizeof d,
                           .pattern = &p,
