@@ -9,6 +9,7 @@
 
 #include <tessera/tessera.h>
 
+#include "options.h"
 #include "report.h"
 #include "text.h"
 
@@ -278,13 +279,17 @@ static void name_column(const matrix *m, matrix_column *c) {
     char file[8] = "", name[sizeof d->name];
     if (m->n_files > 1) snprintf(file, sizeof file, "%c ", 'A' + c->file);
     plain_name(d, name, sizeof name);
+    cut_name(name, 90);
     snprintf(c->id, sizeof c->id, "%s%.36s%s%.20s%s%.20s", file, d->id, c->peer[0] ? " " : "",
              c->peer, kernel[0] ? " " : "", kernel);
-    snprintf(c->name, sizeof c->name, "%s%.90s (%.30s%s%.40s)", file, name, through,
+    snprintf(c->name, sizeof c->name, "%s%s (%.30s%s%.40s)", file, name, through,
              kernel[0] ? ", " : "", kernel);
     cut_name(name, 18);
-    snprintf(c->head, sizeof c->head, "%s%.18s %.12s%s%.16s", file, name, through,
+    snprintf(c->head, sizeof c->head, "%s%s %.12s%s%.16s", file, name, through,
              kernel[0] ? " " : "", kernel);
+    cli_one_line(c->id); /* where a name was cut inside of a character */
+    cli_one_line(c->name);
+    cli_one_line(c->head);
 }
 
 static int add_columns(matrix *m, const line_index *index) {

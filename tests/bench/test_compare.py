@@ -425,6 +425,27 @@ class Compare(command.CommandTest):
         rows = list(csv.reader(io.StringIO(self.read("a.csv"))))
         self.assertEqual({len(row) for row in rows}, {len(rows[0])})
 
+    def test_text(self):
+        """Every view stays UTF-8, where names are cut inside of a character, or are in another
+        encoding; so does the path of a file."""
+        root = one_device()
+        root["devices"][0]["name"] = "a" + 100 * "\u00e9"
+        root["machine"]["cpu"] = 100 * "\u20ac"
+        for n, result in enumerate(root["results"]):
+            result["kernel"] = "k/" + "?\U0001d11e"[n > 0] * 40
+            result["pattern"] = "dense"
+        text = json.dumps(root, ensure_ascii=False).encode().replace(b"Made-up Linux", b"\xfc \xed\xa0\x80")
+        name = os.fsdecode(b"l\xfc.json")
+        with open(self.path(name), "wb") as file:
+            file.write(text)
+        done = self.compare(name, "--html", "a.html", "--md", "a.md", "--json", "o.json")
+        for shown in done.out, self.read("a.html"), self.read("a.md"), self.read("o.json"):
+            self.assertNotIn("\ufffd" * 2, shown)
+        matrix = json.loads(self.read("o.json"))
+        self.assertEqual(matrix["files"][0]["path"], "l\ufffd.json")
+        self.assertEqual(matrix["files"][0]["os"], "? ??? 1")
+        self.assertIn("a" + 44 * "\u00e9" + " (cuda", matrix["columns"][0]["name"])
+
     def test_times(self):
         """Times that are none are refused by name; so is a file that is no JSON, or cut off."""
         for value in (-1, 0, 1e12, "1", None, [], True):
@@ -433,6 +454,18 @@ class Compare(command.CommandTest):
             self.put("bad.json", root)
             self.refuse(1, ("bad.json", "results[1].median_seconds"), "compare",
                         self.path("bad.json"))
+        for change, place in (("[]", "library"), ("5", "settings"), ("[5]", "settings"),
+                              ('{"a": {}}', "planning")):
+            root = one_device()
+            root[place] = json.loads(change)
+            self.put("bad.json", root)
+            self.refuse(1, ("bad.json", place), "compare", self.path("bad.json"))
+        for holder, key, value in (("devices", "ceilings", "x"), ("devices", "stages_seconds", []),
+                                   ("results", "heads", 2.5)):
+            root = one_device()
+            root[holder][0][key] = value
+            self.put("bad.json", root)
+            self.refuse(1, ("bad.json", f"{holder}[0].{key}"), "compare", self.path("bad.json"))
         whole = made.text(one_device())
         for text in (whole.replace("0.00024", "NaN", 1), whole.replace("0.00024", "-1e400", 1),
                      whole[:-200], whole.replace('"schema_version": 2', '"schema_version": 3')):
