@@ -353,15 +353,20 @@ const matrix_cell *matrix_at(const matrix *m, int row, int column) {
     return &m->cells[(size_t)row * (size_t)m->n_columns + (size_t)column];
 }
 
-matrix_ratio matrix_compare(const bench_result *x, const bench_result *than) {
+matrix_ratio matrix_compare(const bench_result *x, const bench_result *than, int beside) {
     matrix_ratio r;
     r.value = than->median / x->median;
-    /* What else drifted by so much may have moved either; a peer ran right beside. */
-    const double drift = strcmp(x->peer, than->peer) == 0 ? 1 + fmax(x->drift, than->drift) : 1;
+    const double drift = beside ? 1 : 1 + fmax(x->drift, than->drift);
     r.low = (x->q3 > 0 ? than->q1 / x->q3 : r.value) / drift;
     r.high = (x->q1 > 0 ? than->q3 / x->q1 : r.value) * drift;
     r.same = (r.low <= 1 && r.high >= 1) || fabs(r.value - 1) <= MATRIX_SAME;
     return r;
+}
+
+static matrix_ratio compare_columns(const matrix *m, int row, int column, int than) {
+    const matrix_column *a = &m->columns[column], *b = &m->columns[than];
+    return matrix_compare(matrix_at(m, row, column)->of, matrix_at(m, row, than)->of,
+                          a->about == b->about && strcmp(a->peer, b->peer) != 0);
 }
 
 /* Notes which kernels ran a column's rows, each once. */
@@ -446,9 +451,9 @@ static void find_winners(matrix *m) {
             if (c->state != MATRIX_MEASURED) continue;
             const bench_result *best = matrix_at(m, i, row->best)->of;
             c->behind = c->of->median / best->median;
-            c->place = k == row->best                     ? MATRIX_BEST
-                       : matrix_compare(c->of, best).same ? MATRIX_LEVEL
-                                                          : MATRIX_BEHIND;
+            c->place = k == row->best                             ? MATRIX_BEST
+                       : compare_columns(m, i, k, row->best).same ? MATRIX_LEVEL
+                                                                  : MATRIX_BEHIND;
         }
     }
 }
@@ -537,7 +542,7 @@ static int set_base(matrix *m, const char *word, char *error, size_t error_size)
             int b = m->columns[k].base;
             if (b < 0 || c->state != MATRIX_MEASURED) continue;
             const matrix_cell *than = matrix_at(m, i, b);
-            if (than->state == MATRIX_MEASURED) c->ratio = matrix_compare(c->of, than->of);
+            if (than->state == MATRIX_MEASURED) c->ratio = compare_columns(m, i, k, b);
         }
     return 0;
 }

@@ -312,6 +312,7 @@ static int kernel_index(kernel_list *list, const char *name) {
 static void brief_column(const matrix *m, const matrix_column *c, FILE *f) {
     writer w = begin_column(c, f);
     if (c->peer[0]) text(&w, "peer", c->peer);
+    whole(&w, "at", c->device);
     if (c->about->drift > 0) number(&w, "drift", c->about->drift);
     if (carries_limits(m, c)) {
         key(&w, "limits");

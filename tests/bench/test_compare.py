@@ -237,6 +237,16 @@ class Compare(command.CommandTest):
             self.put("a.json", one_device())
             self.put("b.json", later)
             self.assertIn(told, self.compare("a.json", "b.json").out)
+        # A peer ran right beside its own device alone, not beside that of another file.
+        for result in list(later["results"]):
+            later["results"].append(made.measured(0, result["problem"], "sdpa",
+                                                  1.1 * result["median_seconds"], peer="Peer"))
+        self.put("b.json", later)
+        base = one_device(1.1)
+        self.put("a.json", base)
+        for name, told in (("A cuda:0", "0 of which differ"), ("B cuda:0", "3 of which differ")):
+            done = self.compare("a.json", "b.json", "--base", name)
+            self.assertRegex(done.out, rf"\nB Made-up GPU \(Peer\): .*, {told}")
 
     def test_above_limit(self):
         """A share above 100 % is marked in every view, one within the spread is not."""
