@@ -463,14 +463,17 @@ static void find_winners(matrix *m) {
 static int same_kernel(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
 
 /* The column of a file that a column is most like: a device of the same name, then of the same id,
- * the same peer and kernel. Unless the file was asked for, a GPU is like no CPU, and neither is
- * like an emulation: -1. */
+ * the same peer and kernel. Unless the file was asked for, a GPU is like no CPU, neither is like an
+ * emulation, and a peer is like itself alone: -1. */
 static int alike(const matrix *m, int column, int file, int asked) {
     const matrix_column *c = &m->columns[column];
     int best = -1, most = 0;
     for (int b = 0; b < m->n_columns; b++) {
         const matrix_column *o = &m->columns[b];
-        if (o->file != file || (!asked && strcmp(o->about->kind, c->about->kind) != 0)) continue;
+        if (o->file != file) continue;
+        if (!asked &&
+            (strcmp(o->about->kind, c->about->kind) != 0 || strcmp(o->peer, c->peer) != 0))
+            continue;
         int name = strcmp(o->about->name, c->about->name) == 0,
             device = strcmp(o->about->id, c->about->id) == 0, peer = strcmp(o->peer, c->peer) == 0;
         int score =

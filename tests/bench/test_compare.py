@@ -292,6 +292,15 @@ class Compare(command.CommandTest):
         self.compare("a.json", "b.json", "--fail-below", "0.86", code=1)
         self.compare("a.json", "wide.json", "--fail-below", "0.86")
         self.compare("a.json", "wide.json", "--fail-below", "0.95", code=1)
+        # A slow peer that the older file does not have is no loss; one that it has may be.
+        peers = one_device()
+        peers["results"].append(made.measured(0, DENSE, "sdpa", 1e-3, peer="Peer"))
+        self.put("peers.json", peers)
+        self.compare("a.json", "peers.json", "--fail-below", "0.95")
+        peers["results"][-1] = made.measured(0, DENSE, "sdpa", 2e-3, peer="Peer")
+        self.put("slower.json", peers)
+        done = self.compare("peers.json", "slower.json", "--fail-below", "0.95", code=1)
+        self.assertIn("(Peer) reaches 0.500 of A Made-up GPU (Peer) over 1 problems", done.err)
         # What is no difference is not 1.2 times as fast.
         self.put("same.json", one_device())
         self.compare("a.json", "same.json", "--fail-below", "1")
