@@ -21,6 +21,8 @@
 #include "text.h"
 
 enum { MAX_FILE = 256 << 20, MAX_ITEMS = 20000 };
+/* Seconds; of anything shorter the rates may have no number. */
+static const double SHORTEST = 1e-12;
 
 /* Where the reader stands, and the first complaint. */
 typedef struct reader {
@@ -302,7 +304,7 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     RESULT_CHECKS(CHECKED)
     RESULT_SECONDS(SECONDS)
     x->median = get_seconds(r, o, "median_seconds", 1);
-    if (!(x->median > 0)) complain(r, "median_seconds", "not above 0");
+    if (!(x->median >= SHORTEST)) complain(r, "median_seconds", "too short for a run");
     x->q1 = get_seconds(r, o, "q1_seconds", 1);
     x->q3 = get_seconds(r, o, "q3_seconds", 1);
     x->min = get_seconds(r, o, "min_seconds", 1);

@@ -143,6 +143,11 @@ class Page(command.CommandTest):
                     self.keep(which.strip().replace(" ", "-"))
         self.check_marks(plain)
         self.assertEqual(len(plain), len(self.matrix["rows"]))
+        # A name without a blank does not widen the page.
+        self.root["machine"]["cpu"] = self.root["devices"][1]["name"] = "x" * 127
+        self.root["results"][0]["kernel"] = "k" * 63
+        self.open(self.write("long", self.root), width=360)
+        self.assertLessEqual(value("document.documentElement.scrollWidth"), 360)
 
     def test_results(self):
         """The page of what was measured so far, as it stands in docs/."""
