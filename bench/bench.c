@@ -78,8 +78,10 @@ static int append_word(char *text, size_t size, const char *word) {
 }
 
 static int parse_budget(const char *text, double *budget) {
-    double value = strspn(text, "0123456789.") == strlen(text) ? strtod(text, NULL) : 0;
-    if (!*text || !(value >= 1) || !(value <= 1e6))
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    /* Digits alone: neither hexadecimal nor exponents, nor two points. */
+    if (*end || strspn(text, "0123456789.") != strlen(text) || !(value >= 1) || !(value <= 1e6))
         return usage_error("--budget: not a number of seconds from 1 to 1000000: ", text);
     *budget = value;
     return CLI_GO_ON;
@@ -340,6 +342,8 @@ static int measure_and_report(const bench_arguments *a, bench_report *report) {
     for (int i = 0; i < N_OUTPUTS; i++)
         if (a->outputs[i] && text_file_probe(a->outputs[i], error, sizeof error) != 0)
             return cli_error(CLI_FAILED, "bench", "--%s: %s", output_names[i], error);
+    if (a->submit && text_file_probe("tessera.json", error, sizeof error) != 0)
+        return cli_error(CLI_FAILED, "bench", "--submit: %s", error);
     double start = clock_now(), others = machine_other_seconds();
     describe_run(report, a);
     int status = run_suite(&a->run, report);

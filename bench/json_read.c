@@ -17,9 +17,12 @@
 #include "checksum.h"
 #include "json.h"
 #include "json_fields.h"
+#include "options.h"
 #include "text.h"
 
 enum { MAX_FILE = 256 << 20, MAX_ITEMS = 20000 };
+/* Seconds; of anything shorter the rates may have no number. */
+static const double SHORTEST = 1e-12;
 
 /* Where the reader stands, and the first complaint. */
 typedef struct reader {
@@ -43,6 +46,12 @@ static const cJSON *member(reader *r, const cJSON *o, const char *key, int requi
     return item;
 }
 
+static const cJSON *get_object(reader *r, const cJSON *o, const char *key, int required) {
+    const cJSON *item = member(r, o, key, required);
+    if (item && !cJSON_IsObject(item)) complain(r, key, "not an object");
+    return item;
+}
+
 static void get_text(reader *r, const cJSON *o, const char *key, int required, char *to,
                      size_t size) {
     const cJSON *item = member(r, o, key, required);
@@ -53,11 +62,7 @@ static void get_text(reader *r, const cJSON *o, const char *key, int required, c
         return;
     }
     snprintf(to, size, "%s", item->valuestring);
-    for (unsigned char *c = (unsigned char *)to; *c; c++) {
-        if (*c < 0x20 || *c == 0x7f) *c = '?';
-        /* control characters of eight bits */
-        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?';
-    }
+    cli_one_line(to);
 }
 
 /* A number within [min, max]; null counts as NaN where it is allowed, and a missing optional field
@@ -81,13 +86,19 @@ static double get_number(reader *r, const cJSON *o, const char *key, int require
 static double get_seconds(reader *r, const cJSON *o, const char *key, int required) {
     return get_number(r, o, key, required, 0, 1e9, NAN);
 }
+/* Likewise without a fraction; null counts as the least. */
+static double get_whole(reader *r, const cJSON *o, const char *key, int required, double min,
+                        double max) {
+    const double v = get_number(r, o, key, required, min, max, min);
+    if (isnan(v)) return min;
+    if (v != floor(v)) complain(r, key, "not a whole number");
+    return v;
+}
 static uint64_t get_count(reader *r, const cJSON *o, const char *key, int required) {
-    double v = get_number(r, o, key, required, 0, 9e15, 0);
-    return isnan(v) ? 0 : (uint64_t)v;
+    return (uint64_t)get_whole(r, o, key, required, 0, 9e15);
 }
 static int get_int(reader *r, const cJSON *o, const char *key, int required, int min, int max) {
-    double v = get_number(r, o, key, required, min, max, min);
-    return isnan(v) ? min : (int)v;
+    return (int)get_whole(r, o, key, required, min, max);
 }
 
 static int get_bool(reader *r, const cJSON *o, const char *key, int missing) {
@@ -121,6 +132,19 @@ static int get_samples(reader *r, const cJSON *o, double *values, int capacity) 
     return n;
 }
 
+/* The elements of an array of objects, one after the other; NULL after the last or after a
+ * complaint. */
+static const cJSON *elements(reader *r, const cJSON *root, const char *key, int required) {
+    const cJSON *array = member(r, root, key, required), *item;
+    if (!array) return NULL;
+    if (!cJSON_IsArray(array)) complain(r, key, "not an array");
+    if (cJSON_GetArraySize(array) > MAX_ITEMS) complain(r, key, "too many elements");
+    cJSON_ArrayForEach(item, array) {
+        if (!cJSON_IsObject(item)) complain(r, key, "holds something that is no object");
+    }
+    return r->failed ? NULL : array->child;
+}
+
 /* ------------------------------------------------------------------ parts */
 
 /* Fields of `x` that may be missing in `o`. */
@@ -129,7 +153,6 @@ static int get_samples(reader *r, const cJSON *o, double *values, int capacity) 
 #define SECONDS(field) x->field = get_seconds(r, o, #field, 0);
 
 static void read_machine(reader *r, const cJSON *o, bench_machine *x) {
-    if (o && !cJSON_IsObject(o)) complain(r, "machine", "not an object");
     snprintf(r->at, sizeof r->at, "machine");
     get_text(r, o, "cpu", 1, x->cpu, sizeof x->cpu);
     x->cpus = get_int(r, o, "cpus", 0, 0, 1 << 20);
@@ -141,20 +164,17 @@ static void read_machine(reader *r, const cJSON *o, bench_machine *x) {
 }
 
 static void read_library(reader *r, const cJSON *root, bench_report *out) {
-    const cJSON *o = member(r, root, "library", 0);
+    const cJSON *o = get_object(r, root, "library", 0);
     get_text(r, o, "version", 0, out->library_version, sizeof out->library_version);
     get_text(r, o, "commit", 0, out->commit, sizeof out->commit);
     get_text(r, o, "compiler", 0, out->compiler, sizeof out->compiler);
     get_text(r, o, "build", 0, out->build, sizeof out->build);
-    cJSON_ArrayForEach(o, member(r, root, "settings", 0)) {
-        bench_setting *x = out->n_settings < MAX_ITEMS ? report_add_setting(out) : NULL;
-        if (!x) {
-            complain(r, "settings", "too many");
-            return;
-        }
-        get_text(r, o, "name", 1, x->name, sizeof x->name);
-        SETTING_TEXTS(TEXT)
-    }
+}
+
+static void read_setting(reader *r, const cJSON *o, bench_setting *x, int n_devices) {
+    (void)n_devices;
+    get_text(r, o, "name", 1, x->name, sizeof x->name);
+    SETTING_TEXTS(TEXT)
 }
 
 static void read_ceiling(reader *r, const cJSON *o, bench_ceiling *x) {
@@ -186,17 +206,16 @@ static void read_device(reader *r, const cJSON *o, bench_device *x, int index) {
     COUNT(memory_bytes)
     x->drift = get_number(r, o, "drift", 0, 0, 1e6, NAN);
     x->rounds = get_int(r, o, "rounds", 0, 0, 1 << 20);
-    item = member(r, o, "stages_seconds", 0);
+    item = get_object(r, o, "stages_seconds", 0);
     for (int i = 0; i < N_STAGES && item; i++)
         x->stages[i] = get_number(r, item, stage_name(i), 0, 0, 1e9, 0);
-    cJSON_ArrayForEach(item, member(r, o, "ceilings", 0)) {
-        bench_ceiling *c = n < MAX_ITEMS ? device_add_ceiling(x) : NULL;
+    for (item = elements(r, o, "ceilings", 0); item && !r->failed; item = item->next) {
+        bench_ceiling *c = device_add_ceiling(x);
         snprintf(r->at, sizeof r->at, "devices[%d].ceilings[%d]", index, n++);
-        if (!c) {
-            complain(r, "", "too many");
-            return;
-        }
-        read_ceiling(r, item, c);
+        if (c)
+            read_ceiling(r, item, c);
+        else
+            complain(r, "", "out of memory");
     }
 }
 
@@ -254,8 +273,7 @@ static void read_status(reader *r, const cJSON *o, bench_result *x) {
 }
 
 static void read_sensors(reader *r, const cJSON *o, const char *key, bench_sensors *s) {
-    const cJSON *e = member(r, o, key, 0);
-    if (e && !cJSON_IsObject(e)) complain(r, key, "not an object");
+    const cJSON *e = get_object(r, o, key, 0);
     s->clock_hz = get_number(r, e, "clock_hz", 0, 0, 1e12, NAN);
     s->memory_clock_hz = get_number(r, e, "memory_clock_hz", 0, 0, 1e12, NAN);
     s->power_watts = get_number(r, e, "power_watts", 0, 0, 1e6, NAN);
@@ -286,7 +304,7 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     RESULT_CHECKS(CHECKED)
     RESULT_SECONDS(SECONDS)
     x->median = get_seconds(r, o, "median_seconds", 1);
-    if (!(x->median > 0)) complain(r, "median_seconds", "not above 0");
+    if (!(x->median >= SHORTEST)) complain(r, "median_seconds", "too short for a run");
     x->q1 = get_seconds(r, o, "q1_seconds", 1);
     x->q3 = get_seconds(r, o, "q3_seconds", 1);
     x->min = get_seconds(r, o, "min_seconds", 1);
@@ -328,19 +346,6 @@ static void read_peer(reader *r, const cJSON *o, bench_peer *x, int n_devices) {
     PEER_TEXTS(TEXT)
 }
 
-/* The elements of an array of objects, one after the other; NULL after the last or after a
- * complaint. */
-static const cJSON *elements(reader *r, const cJSON *root, const char *key, int required) {
-    const cJSON *array = member(r, root, key, required), *item;
-    if (!array) return NULL;
-    if (!cJSON_IsArray(array)) complain(r, key, "not an array");
-    if (cJSON_GetArraySize(array) > MAX_ITEMS) complain(r, key, "too many elements");
-    cJSON_ArrayForEach(item, array) {
-        if (!cJSON_IsObject(item)) complain(r, key, "holds something that is no object");
-    }
-    return r->failed ? NULL : array->child;
-}
-
 static void read_all(reader *r, const cJSON *root, bench_report *out) {
     char schema[32];
     get_text(r, root, "schema", 1, schema, sizeof schema);
@@ -357,7 +362,7 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
     out->complete = get_bool(r, root, "complete", 1);
     out->elapsed_seconds = get_number(r, root, "elapsed_seconds", 0, 0, 1e9, 0);
     out->budget_seconds = get_number(r, root, "budget_seconds", 0, 0, 1e9, 0);
-    read_machine(r, member(r, root, "machine", 1), &out->machine);
+    read_machine(r, get_object(r, root, "machine", 1), &out->machine);
     read_library(r, root, out);
     for (const cJSON *o = elements(r, root, "devices", 1); o && !r->failed; o = o->next) {
         bench_device *d = report_add_device(out);
@@ -376,6 +381,7 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
         else                                                                                  \
             complain(r, "", "out of memory");                                                 \
     }
+    READ_EACH(settings, 0, setting, read_setting)
     READ_EACH(planning, 0, planning, read_planning)
     READ_EACH(lines, 0, line, read_line)
     READ_EACH(peers, 0, peer, read_peer)

@@ -8,13 +8,17 @@
 #include "checksum.h"
 #include "json.h"
 #include "json_fields.h"
+#include "options.h"
 
 /* A failed allocation anywhere shows as a missing item, so it is counted. */
 static int failures;
 
 static void check(const void *item) { failures += item == NULL; }
+/* Names may come from drivers in any encoding, and were cut at some length. */
 static void text(cJSON *o, const char *key, const char *value) {
-    check(cJSON_AddStringToObject(o, key, value));
+    cJSON *item = cJSON_AddStringToObject(o, key, value);
+    check(item);
+    if (item) cli_one_line(item->valuestring);
 }
 
 enum { DIGITS = 32 };

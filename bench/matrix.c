@@ -9,6 +9,7 @@
 
 #include <tessera/tessera.h>
 
+#include "options.h"
 #include "report.h"
 #include "text.h"
 
@@ -278,13 +279,17 @@ static void name_column(const matrix *m, matrix_column *c) {
     char file[8] = "", name[sizeof d->name];
     if (m->n_files > 1) snprintf(file, sizeof file, "%c ", 'A' + c->file);
     plain_name(d, name, sizeof name);
+    cut_name(name, 90);
     snprintf(c->id, sizeof c->id, "%s%.36s%s%.20s%s%.20s", file, d->id, c->peer[0] ? " " : "",
              c->peer, kernel[0] ? " " : "", kernel);
-    snprintf(c->name, sizeof c->name, "%s%.90s (%.30s%s%.40s)", file, name, through,
+    snprintf(c->name, sizeof c->name, "%s%s (%.30s%s%.40s)", file, name, through,
              kernel[0] ? ", " : "", kernel);
     cut_name(name, 18);
-    snprintf(c->head, sizeof c->head, "%s%.18s %.12s%s%.16s", file, name, through,
+    snprintf(c->head, sizeof c->head, "%s%s %.12s%s%.16s", file, name, through,
              kernel[0] ? " " : "", kernel);
+    cli_one_line(c->id); /* where a name was cut inside of a character */
+    cli_one_line(c->name);
+    cli_one_line(c->head);
 }
 
 static int add_columns(matrix *m, const line_index *index) {
@@ -348,15 +353,20 @@ const matrix_cell *matrix_at(const matrix *m, int row, int column) {
     return &m->cells[(size_t)row * (size_t)m->n_columns + (size_t)column];
 }
 
-matrix_ratio matrix_compare(const bench_result *x, const bench_result *than) {
+matrix_ratio matrix_compare(const bench_result *x, const bench_result *than, int beside) {
     matrix_ratio r;
     r.value = than->median / x->median;
-    /* What else drifted by so much may have moved either; a peer ran right beside. */
-    const double drift = strcmp(x->peer, than->peer) == 0 ? 1 + fmax(x->drift, than->drift) : 1;
+    const double drift = beside ? 1 : 1 + fmax(x->drift, than->drift);
     r.low = (x->q3 > 0 ? than->q1 / x->q3 : r.value) / drift;
     r.high = (x->q1 > 0 ? than->q3 / x->q1 : r.value) * drift;
     r.same = (r.low <= 1 && r.high >= 1) || fabs(r.value - 1) <= MATRIX_SAME;
     return r;
+}
+
+static matrix_ratio compare_columns(const matrix *m, int row, int column, int than) {
+    const matrix_column *a = &m->columns[column], *b = &m->columns[than];
+    return matrix_compare(matrix_at(m, row, column)->of, matrix_at(m, row, than)->of,
+                          a->about == b->about && strcmp(a->peer, b->peer) != 0);
 }
 
 /* Notes which kernels ran a column's rows, each once. */
@@ -441,9 +451,9 @@ static void find_winners(matrix *m) {
             if (c->state != MATRIX_MEASURED) continue;
             const bench_result *best = matrix_at(m, i, row->best)->of;
             c->behind = c->of->median / best->median;
-            c->place = k == row->best                     ? MATRIX_BEST
-                       : matrix_compare(c->of, best).same ? MATRIX_LEVEL
-                                                          : MATRIX_BEHIND;
+            c->place = k == row->best                             ? MATRIX_BEST
+                       : compare_columns(m, i, k, row->best).same ? MATRIX_LEVEL
+                                                                  : MATRIX_BEHIND;
         }
     }
 }
@@ -453,14 +463,17 @@ static void find_winners(matrix *m) {
 static int same_kernel(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
 
 /* The column of a file that a column is most like: a device of the same name, then of the same id,
- * the same peer and kernel. Unless the file was asked for, a GPU is like no CPU, and neither is
- * like an emulation: -1. */
+ * the same peer and kernel. Unless the file was asked for, a GPU is like no CPU, neither is like an
+ * emulation, and a peer is like itself alone: -1. */
 static int alike(const matrix *m, int column, int file, int asked) {
     const matrix_column *c = &m->columns[column];
     int best = -1, most = 0;
     for (int b = 0; b < m->n_columns; b++) {
         const matrix_column *o = &m->columns[b];
-        if (o->file != file || (!asked && strcmp(o->about->kind, c->about->kind) != 0)) continue;
+        if (o->file != file) continue;
+        if (!asked &&
+            (strcmp(o->about->kind, c->about->kind) != 0 || strcmp(o->peer, c->peer) != 0))
+            continue;
         int name = strcmp(o->about->name, c->about->name) == 0,
             device = strcmp(o->about->id, c->about->id) == 0, peer = strcmp(o->peer, c->peer) == 0;
         int score =
@@ -532,7 +545,7 @@ static int set_base(matrix *m, const char *word, char *error, size_t error_size)
             int b = m->columns[k].base;
             if (b < 0 || c->state != MATRIX_MEASURED) continue;
             const matrix_cell *than = matrix_at(m, i, b);
-            if (than->state == MATRIX_MEASURED) c->ratio = matrix_compare(c->of, than->of);
+            if (than->state == MATRIX_MEASURED) c->ratio = compare_columns(m, i, k, b);
         }
     return 0;
 }

@@ -115,8 +115,9 @@ int matrix_build(matrix *m, const bench_report *const *reports, const char *cons
 void matrix_free(matrix *m);
 
 const matrix_cell *matrix_at(const matrix *m, int row, int column);
-/* Whether a time differs from that of `than`: the ratio of the two. */
-matrix_ratio matrix_compare(const bench_result *x, const bench_result *than);
+/* Whether a time differs from that of `than`: the ratio of the two. `beside`: one is of a peer that
+ * ran right beside the other, so that what drifted moved both. */
+matrix_ratio matrix_compare(const bench_result *x, const bench_result *than, int beside);
 const char *matrix_kind_name(int kind); /* "Prefill" */
 const char *matrix_kind_word(int kind); /* "prefill" */
 const char *matrix_kind_unit(int kind); /* "FLOP/s" or "B/s" */

@@ -10,6 +10,7 @@
 
 #include "json_fields.h"
 #include "matrix_forms.h"
+#include "text.h"
 
 #define COLUMN_COUNTS(X) X(base) X(measured) X(contested) X(best) X(level)
 
@@ -21,16 +22,20 @@ typedef struct writer {
 
 static void quoted(FILE *f, const char *text) {
     fputc('"', f);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c < 0x20 || *c == 0x7f || strchr("<>&'", *c))
-            fprintf(f, "\\u%04x", *c);
-        else if (*c == 0xe2 && c[1] == 0x80 && (c[2] == 0xa8 || c[2] == 0xa9)) {
+    for (int size; *text; text += size) {
+        const unsigned char c = (unsigned char)*text;
+        size = text_character(text);
+        if (!size) { /* in the path of a file */
+            fputs("\\ufffd", f);
+            size = 1;
+        } else if (c < 0x20 || c == 0x7f || strchr("<>&'", c)) {
+            fprintf(f, "\\u%04x", c);
+        } else if (strncmp(text, "\xe2\x80\xa8", 3) == 0 || strncmp(text, "\xe2\x80\xa9", 3) == 0) {
             /* Separators of lines that older scripts take for the end of a line. */
-            fprintf(f, "\\u202%c", c[2] == 0xa8 ? '8' : '9');
-            c += 2;
+            fprintf(f, "\\u202%c", (unsigned char)text[2] == 0xa8 ? '8' : '9');
         } else {
-            if (*c == '"' || *c == '\\') fputc('\\', f);
-            fputc(*c, f);
+            if (c == '"' || c == '\\') fputc('\\', f);
+            fwrite(text, 1, (size_t)size, f);
         }
     }
     fputc('"', f);
@@ -307,6 +312,7 @@ static int kernel_index(kernel_list *list, const char *name) {
 static void brief_column(const matrix *m, const matrix_column *c, FILE *f) {
     writer w = begin_column(c, f);
     if (c->peer[0]) text(&w, "peer", c->peer);
+    whole(&w, "at", c->device);
     if (c->about->drift > 0) number(&w, "drift", c->about->drift);
     if (carries_limits(m, c)) {
         key(&w, "limits");

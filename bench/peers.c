@@ -270,6 +270,11 @@ static int refuse(bench_result *x, int status, const char *why) {
     return -1;
 }
 
+/* What a result file may hold as one. */
+static int is_time(const cJSON *item) {
+    return cJSON_IsNumber(item) && item->valuedouble > 0 && item->valuedouble < 1e9;
+}
+
 /* Times and the check of one answer. */
 static int judge(const peers *p, contestant *c, const cJSON *a, double check_seconds,
                  bench_result *x) {
@@ -277,8 +282,7 @@ static int judge(const peers *p, contestant *c, const cJSON *a, double check_sec
     const cJSON *first = cJSON_GetObjectItemCaseSensitive(a, "first_seconds");
     instance_verdict verdict = {0};
     cJSON_ArrayForEach(item, times) {
-        if (!cJSON_IsNumber(item) || !(item->valuedouble > 0) || !(item->valuedouble < 1e9))
-            return refuse(x, BENCH_FAILED, "gave something that is no time");
+        if (!is_time(item)) return refuse(x, BENCH_FAILED, "gave something that is no time");
         if (x->n_samples < BENCH_MAX_SAMPLES) x->samples[x->n_samples++] = item->valuedouble;
     }
     if (!x->n_samples) return refuse(x, BENCH_FAILED, "gave no times");
@@ -293,7 +297,7 @@ static int judge(const peers *p, contestant *c, const cJSON *a, double check_sec
     x->checked_rows = verdict.rows;
     x->check_error = c->p.dtype == TESS_F32 ? verdict.nmse : verdict.worst;
     x->check_allowed = c->p.dtype == TESS_F32 ? 1e-10 : verdict.allowed;
-    x->first_seconds = cJSON_IsNumber(first) && first->valuedouble > 0 ? first->valuedouble : NAN;
+    x->first_seconds = is_time(first) ? first->valuedouble : NAN;
     x->runs = x->n_samples;
     return result_summarize(x) == 0 ? 0 : refuse(x, BENCH_FAILED, "out of memory");
 }
@@ -328,12 +332,11 @@ static int takes(const peer *p, const bench_device *d) {
 /* One that does not take the problem, or would need too long for it, as it says by a run's time. */
 static void decline(bench_result *x, const cJSON *a, const char *note) {
     const cJSON *run = cJSON_GetObjectItemCaseSensitive(a, "run_seconds");
-    const double seconds = cJSON_IsNumber(run) ? run->valuedouble : 0;
-    const int slow = seconds > 0 && seconds < 1e9;
+    const int slow = is_time(run);
     refuse(x, slow ? BENCH_SLOW : BENCH_REFUSED, note);
     if (!slow) return;
-    x->estimate_seconds = seconds;
-    x->need_seconds = LEAST_RUNS * seconds;
+    x->estimate_seconds = run->valuedouble;
+    x->need_seconds = LEAST_RUNS * run->valuedouble;
 }
 
 int peers_measure(peers *all, int index, contestant *c, bench_report *report, double seconds,
@@ -346,10 +349,16 @@ int peers_measure(peers *all, int index, contestant *c, bench_report *report, do
     const int asked = write_inputs(all, &c->x, c->result.backward) == 0 && ask(p, request) == 0;
     cJSON_Delete(request);
     int status = 0;
-    for (int n = 0; asked && n < MOST_ANSWERS && status == 0; n++) {
+    for (int n = 0; asked && status == 0; n++) {
         char note[256];
         cJSON *a = answer(p, ANSWER_SECONDS + 10 * seconds, &why);
         if (!a || cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(a, "done"))) {
+            cJSON_Delete(a);
+            break;
+        }
+        if (n == MOST_ANSWERS) { /* what follows would be taken for answers to the next problem */
+            why = "gave too many answers";
+            end(p);
             cJSON_Delete(a);
             break;
         }

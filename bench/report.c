@@ -20,16 +20,20 @@ const char *short_tokens(char *buffer, size_t size, int64_t tokens) {
     return buffer;
 }
 
+/* Two digits of a small ratio without an exponent, as the page's script shows it. */
+static int ratio_decimals(double ratio) {
+    char scientific[32];
+    if (ratio >= 0.0995) return ratio < 9.995 ? 2 : ratio < 99.95 ? 1 : 0;
+    snprintf(scientific, sizeof scientific, "%.1e", ratio);
+    const int decimals = 1 - atoi(strchr(scientific, 'e') + 1);
+    return decimals < 10 ? decimals : 10;
+}
+
 const char *short_ratio(char *buffer, size_t size, double ratio) {
     if (!isfinite(ratio))
         snprintf(buffer, size, "-");
     else
-        snprintf(buffer, size,
-                 ratio < 0.0995  ? "%.2gx"
-                 : ratio < 9.995 ? "%.2fx"
-                 : ratio < 99.95 ? "%.1fx"
-                                 : "%.0fx",
-                 ratio);
+        snprintf(buffer, size, "%.*fx", ratio_decimals(ratio), ratio);
     return buffer;
 }
 

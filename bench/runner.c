@@ -195,9 +195,10 @@ int run_suite(const run_options *options, bench_report *report) {
     if (limits)
         status = ceilings_measure(limits, report, fmin(8, options->budget / 8), tell_now, &s.bar);
     s.limits = limits;
-    session_begin(&s, start);
+    /* However long peers take to begin, or to be given up, half of the budget is left. */
     if (options->peers && status == 0 && !(s.peers = peers_start(options->peers, report)))
         status = -1;
+    session_begin(&s, start);
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
          s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;

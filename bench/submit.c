@@ -38,10 +38,30 @@ void submit_name(const bench_report *r, char *name, size_t size) {
     snprintf(name + n, size - n, "%s%s.json", n ? "-" : "tessera-", time);
 }
 
+/* Puts dots in place of each path from the root or a home, as messages of other programs name them:
+ * a slash or tilde at the beginning of a word, up to its end. */
+static void hide_paths(char *text) {
+    char *to = text;
+    for (const char *at = text; *at;) {
+        const int begins = at == text || strchr(" \"'(=:,", at[-1]) != NULL;
+        const size_t length = strcspn(at, " \"'():,;");
+        if (begins && strchr("/~", *at) && length > 1) {
+            for (size_t i = 0; i < 3 && i < length; i++) *to++ = '.';
+            at += length;
+        } else {
+            *to++ = *at++;
+        }
+    }
+    *to = 0;
+}
+
 void submit_clean(bench_report *r) {
     snprintf(r->command, sizeof r->command, "tessera bench %.120s", r->suite);
     int kept = 0;
     for (int i = 0; i < r->n_settings; i++)
         if (!strchr(r->settings[i].value, '/')) r->settings[kept++] = r->settings[i];
     r->n_settings = kept;
+    for (int i = 0; i < r->n_devices; i++) hide_paths(r->devices[i].ceiling_note);
+    for (int i = 0; i < r->n_peers; i++) hide_paths(r->peers[i].note);
+    for (int i = 0; i < r->n_results; i++) hide_paths(r->results[i].note);
 }

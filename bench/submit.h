@@ -8,8 +8,8 @@
 /* "nvidia-h200-20260102T030405Z.json": what the file of a run is called. */
 void submit_name(const bench_report *r, char *name, size_t size);
 
-/* Takes out what is nobody's affair: paths and options of the command, and settings, which name
- * folders of a home. */
+/* Takes out what is nobody's affair: paths and options of the command, settings that name folders,
+ * and paths in messages. */
 void submit_clean(bench_report *r);
 
 #endif

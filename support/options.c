@@ -6,13 +6,18 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "text.h"
+
 /* ------------------------------------------------------------------ messages */
 
 void cli_one_line(char *text) {
-    for (unsigned char *c = (unsigned char *)text; *c; c++) {
-        if (*c < ' ' || *c == 0x7f) *c = '?';
-        /* U+0080 to U+009F, which are controls as well */
-        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?';
+    while (*text) {
+        const int size = text_character(text);
+        const unsigned char *c = (const unsigned char *)text;
+        /* U+0080 to U+009F are controls as well. */
+        const int control = *c < ' ' || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0);
+        if (!size || control) memset(text, '?', size > 1 ? 2 : 1);
+        text += size ? size : 1;
     }
 }
 

@@ -14,8 +14,8 @@ enum { CLI_GO_ON = -1, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 enum { CLI_LINE = 1024 }; /* room for one message */
 
-/* Replaces control characters: a user's word must neither break a line nor reach the terminal as a
- * command. */
+/* Replaces control characters, and bytes that are no UTF-8: a user's word must neither break a line
+ * nor reach the terminal as a command, nor make a file unreadable. */
 void cli_one_line(char *text);
 
 /* Prints "tessera COMMAND: message" as one line on standard error and returns `status`. */

@@ -90,6 +90,28 @@ int text_error(char *error, size_t error_size, const char *format, ...) {
     return -1;
 }
 
+int text_character(const char *at) {
+    const unsigned char *c = (const unsigned char *)at;
+    /* The range of the second byte leaves out forms that are too long, halves of pairs and what
+     * lies beyond U+10FFFF. */
+    static const struct {
+        unsigned char first, last, low, high;
+        int size;
+    } forms[] = {{0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
+                 {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3},
+                 {0xee, 0xef, 0x80, 0xbf, 3}, {0xf0, 0xf0, 0x90, 0xbf, 4},
+                 {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4}};
+    if (c[0] < 0x80) return c[0] != 0;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        if (c[0] < forms[i].first || c[0] > forms[i].last) continue;
+        if (c[1] < forms[i].low || c[1] > forms[i].high) return 0;
+        for (int k = 2; k < forms[i].size; k++)
+            if ((c[k] & 0xc0) != 0x80) return 0;
+        return forms[i].size;
+    }
+    return 0;
+}
+
 const char *text_path(char *buffer, const char *path) {
     enum { HEAD = 90, TAIL = TEXT_PATH - HEAD - 4 };
     size_t length = strlen(path);

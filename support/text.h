@@ -20,6 +20,9 @@ const char *text_rate(char *buffer, size_t size, double rate, const char *unit);
 /* 0.5625 -> "56.2 %" */
 const char *text_percent(char *buffer, size_t size, double share);
 
+/* How many bytes the UTF-8 character at `at` has; 0 where none begins, or its end is missing. */
+int text_character(const char *at);
+
 /* A path for a message: whole, or shortened in the middle, so that what follows it is not pushed
  * out of the message. `buffer` holds TEXT_PATH. */
 enum { TEXT_PATH = 208 };

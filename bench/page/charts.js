@@ -229,8 +229,8 @@
   function limitsOf(k) {
     const column = data.columns[k];
     if (column.limits) return column.limits;
-    const first = data.columns.find((c) => c.file === column.file && c.limits &&
-      c.device === column.device && column.id.startsWith(c.id));
+    const first = data.columns.find((c) => c.file === column.file && c.at === column.at &&
+      c.limits);
     return first ? first.limits : [];
   }
 

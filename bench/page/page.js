@@ -51,7 +51,8 @@ const page = (() => {
     apply();
   }
 
-  const hidden = () => new Set(state.hide ? state.hide.split(",").map(Number) : []);
+  const hidden = () => new Set(state.hide.split(",").filter((k) => /^\d+$/.test(k)).map(Number)
+    .filter((k) => k < data.columns.length));
 
   // ------------------------------------------------------------------ what is shown
 
@@ -76,7 +77,8 @@ const page = (() => {
   function compare(row, k, base) {
     const x = row.cells[k], than = row.cells[base], value = than.median / x.median;
     const a = data.columns[k], b = data.columns[base];
-    const drift = a.peer === b.peer ? 1 + Math.max(a.drift || 0, b.drift || 0) : 1;
+    const beside = a.file === b.file && a.at === b.at && a.peer !== b.peer;
+    const drift = beside ? 1 : 1 + Math.max(a.drift || 0, b.drift || 0);
     const same = than.q1 / x.q3 / drift <= 1 && than.q3 / x.q1 * drift >= 1;
     return { value, same: same || Math.abs(value - 1) <= SAME };
   }
@@ -95,8 +97,10 @@ const page = (() => {
     return n < 2 || row.cells.some(doubtful) ? -1 : best;
   }
 
-  const times = (v) => (v < 0.0995 ? v.toPrecision(2) : v < 9.995 ? v.toFixed(2) :
-    v < 99.95 ? v.toFixed(1) : v.toFixed(0)) + "x";
+  // As short_ratio writes it.
+  const decimals = (v) => (v < 0.0995 ? Math.min(1 - v.toExponential(1).split("e")[1], 10) :
+    v < 9.995 ? 2 : v < 99.95 ? 1 : 0);
+  const times = (v) => v.toFixed(decimals(v)) + "x";
 
   function showCell(td, row, k, best, off) {
     const cell = row.cells[k], tag = td.querySelector(".tag");
@@ -149,7 +153,7 @@ const page = (() => {
   function sortRows(off) {
     const column = state.sort === "shape" ? -1 : Number(state.sort);
     const sign = state.dir === "down" ? -1 : 1;
-    const order = orders[state.by] || orders.time;
+    const order = orders[state.by];
     const place = (tr) => {
       const row = data.rows[tr.dataset.r], cell = column >= 0 ? row.cells[column] : null;
       if (column < 0) return Number(tr.dataset.r);
@@ -210,7 +214,17 @@ const page = (() => {
       other.hidden = off.has(Number(other.dataset.c));
   }
 
+  // What a fragment says and no control offers is as if it said nothing.
+  function settle() {
+    for (const word in controls) {
+      const offered = controls[word].options;
+      if (offered && ![...offered].some((o) => o.value === state[word])) state[word] = words[word];
+    }
+    if (state.dir !== "down") state.dir = "up";
+  }
+
   function apply() {
+    settle();
     const off = hidden(), rows = [];
     for (const body of table.tBodies) {
       let any = false;
@@ -248,11 +262,8 @@ const page = (() => {
   }
 
   function showControls(off, rows) {
-    for (const word in controls) if (controls[word].value !== state[word]) {
-      controls[word].value = state[word];
-      // A word that is no choice: the control says what holds.
-      if (controls[word].selectedIndex < 0) controls[word].selectedIndex = 0;
-    }
+    for (const word in controls)
+      if (controls[word].value !== state[word]) controls[word].value = state[word];
     for (const box of document.querySelectorAll(".controls [type=checkbox]"))
       box.checked = !off.has(Number(box.value));
     document.getElementById("count").textContent =

@@ -237,6 +237,16 @@ class Compare(command.CommandTest):
             self.put("a.json", one_device())
             self.put("b.json", later)
             self.assertIn(told, self.compare("a.json", "b.json").out)
+        # A peer ran right beside its own device alone, not beside that of another file.
+        for result in list(later["results"]):
+            later["results"].append(made.measured(0, result["problem"], "sdpa",
+                                                  1.1 * result["median_seconds"], peer="Peer"))
+        self.put("b.json", later)
+        base = one_device(1.1)
+        self.put("a.json", base)
+        for name, told in (("A cuda:0", "0 of which differ"), ("B cuda:0", "3 of which differ")):
+            done = self.compare("a.json", "b.json", "--base", name)
+            self.assertRegex(done.out, rf"\nB Made-up GPU \(Peer\): .*, {told}")
 
     def test_above_limit(self):
         """A share above 100 % is marked in every view, one within the spread is not."""
@@ -282,6 +292,15 @@ class Compare(command.CommandTest):
         self.compare("a.json", "b.json", "--fail-below", "0.86", code=1)
         self.compare("a.json", "wide.json", "--fail-below", "0.86")
         self.compare("a.json", "wide.json", "--fail-below", "0.95", code=1)
+        # A slow peer that the older file does not have is no loss; one that it has may be.
+        peers = one_device()
+        peers["results"].append(made.measured(0, DENSE, "sdpa", 1e-3, peer="Peer"))
+        self.put("peers.json", peers)
+        self.compare("a.json", "peers.json", "--fail-below", "0.95")
+        peers["results"][-1] = made.measured(0, DENSE, "sdpa", 2e-3, peer="Peer")
+        self.put("slower.json", peers)
+        done = self.compare("peers.json", "slower.json", "--fail-below", "0.95", code=1)
+        self.assertIn("(Peer) reaches 0.500 of A Made-up GPU (Peer) over 1 problems", done.err)
         # What is no difference is not 1.2 times as fast.
         self.put("same.json", one_device())
         self.compare("a.json", "same.json", "--fail-below", "1")
@@ -425,14 +444,47 @@ class Compare(command.CommandTest):
         rows = list(csv.reader(io.StringIO(self.read("a.csv"))))
         self.assertEqual({len(row) for row in rows}, {len(rows[0])})
 
+    def test_text(self):
+        """Every view stays UTF-8, where names are cut inside of a character, or are in another
+        encoding; so does the path of a file."""
+        root = one_device()
+        root["devices"][0]["name"] = "a" + 100 * "\u00e9"
+        root["machine"]["cpu"] = 100 * "\u20ac"
+        for n, result in enumerate(root["results"]):
+            result["kernel"] = "k/" + "?\U0001d11e"[n > 0] * 40
+            result["pattern"] = "dense"
+        text = json.dumps(root, ensure_ascii=False).encode().replace(b"Made-up Linux", b"\xfc \xed\xa0\x80")
+        name = os.fsdecode(b"l\xfc.json")
+        with open(self.path(name), "wb") as file:
+            file.write(text)
+        done = self.compare(name, "--html", "a.html", "--md", "a.md", "--json", "o.json")
+        for shown in done.out, self.read("a.html"), self.read("a.md"), self.read("o.json"):
+            self.assertNotIn("\ufffd" * 2, shown)
+        matrix = json.loads(self.read("o.json"))
+        self.assertEqual(matrix["files"][0]["path"], "l\ufffd.json")
+        self.assertEqual(matrix["files"][0]["os"], "? ??? 1")
+        self.assertIn("a" + 44 * "\u00e9" + " (cuda", matrix["columns"][0]["name"])
+
     def test_times(self):
         """Times that are none are refused by name; so is a file that is no JSON, or cut off."""
-        for value in (-1, 0, 1e12, "1", None, [], True):
+        for value in (-1, 0, 1e-300, 1e12, "1", None, [], True):
             root = one_device()
             root["results"][1]["median_seconds"] = value
             self.put("bad.json", root)
             self.refuse(1, ("bad.json", "results[1].median_seconds"), "compare",
                         self.path("bad.json"))
+        for change, place in (("[]", "library"), ("5", "settings"), ("[5]", "settings"),
+                              ('{"a": {}}', "planning")):
+            root = one_device()
+            root[place] = json.loads(change)
+            self.put("bad.json", root)
+            self.refuse(1, ("bad.json", place), "compare", self.path("bad.json"))
+        for holder, key, value in (("devices", "ceilings", "x"), ("devices", "stages_seconds", []),
+                                   ("results", "heads", 2.5)):
+            root = one_device()
+            root[holder][0][key] = value
+            self.put("bad.json", root)
+            self.refuse(1, ("bad.json", f"{holder}[0].{key}"), "compare", self.path("bad.json"))
         whole = made.text(one_device())
         for text in (whole.replace("0.00024", "NaN", 1), whole.replace("0.00024", "-1e400", 1),
                      whole[:-200], whole.replace('"schema_version": 2', '"schema_version": 3')):

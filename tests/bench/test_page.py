@@ -143,6 +143,11 @@ class Page(command.CommandTest):
                     self.keep(which.strip().replace(" ", "-"))
         self.check_marks(plain)
         self.assertEqual(len(plain), len(self.matrix["rows"]))
+        # A name without a blank does not widen the page.
+        self.root["machine"]["cpu"] = self.root["devices"][1]["name"] = "x" * 127
+        self.root["results"][0]["kernel"] = "k" * 63
+        self.open(self.write("long", self.root), width=360)
+        self.assertLessEqual(value("document.documentElement.scrollWidth"), 360)
 
     def test_results(self):
         """The page of what was measured so far, as it stands in docs/."""
@@ -199,8 +204,10 @@ class Page(command.CommandTest):
         self.check_marks(self.rows(), kernel="cuda/few_rows")
         self.assertEqual(len(self.rows()), 2)
         # A fragment of somebody else's page breaks nothing.
-        self.open(fragment="#op=nothing&hide=99,x&sort=77&by=z&base=q&bars=9&y=t")
-        self.assertEqual(self.rows(), [])
+        self.open(fragment="#op=nothing&hide=99,x&sort=77&by=__proto__&base=q&bars=9&y=t")
+        self.assertEqual(self.rows(), everything)
+        self.assertEqual(self.browser.value("document.getElementById('count').textContent"),
+                         f"{len(rows)} of {len(rows)} shapes, 7 of 7 devices")
         self.press("Reset")
         self.assertEqual(self.rows(), everything)
         self.assertEqual(self.browser.errors(), [])
@@ -254,6 +261,15 @@ class Page(command.CommandTest):
             else:
                 self.assertAlmostEqual(float(text.split("x")[0]), ratio,
                                        delta=0.006 * max(ratio, 1))
+        # The page of the same base says the same without its script.
+        ratios = """JSON.stringify([...document.querySelectorAll('#matrix .ratio')].map(
+            e => e.textContent).filter(text => text && text !== 'base'))"""
+        base = next(k for k, c in enumerate(self.matrix["columns"]) if c["id"] == "cuda:0")
+        self.choose("Ratios to", str(base))
+        told = json.loads(self.browser.value(ratios))
+        self.assertIn("0.0020x base", told)
+        self.open(self.write("base", self.root, "--base", "cuda:0"), script=False)
+        self.assertEqual(json.loads(self.browser.value(ratios)), told)
 
     def test_drift(self):
         """What fixed loops drifted by is no difference with the script either, nor against a base;
@@ -264,7 +280,7 @@ class Page(command.CommandTest):
         line = made.LINES[0][2]
         root = made.report(devices, [made.measured(n, line, "cpu/avx2", t) for n, t in
                                      enumerate((1e-3, 1.1e-3, 1.2e-3))] +
-                           [made.measured(1, line, "sdpa", 1.1e-3, peer="PyTorch SDPA")])
+                           [made.measured(1, line, "sdpa", 1.2e-3, peer="PyTorch SDPA")])
         page = self.write("drift", root)
         marks = {}
         for script in (False, True):
@@ -273,11 +289,12 @@ class Page(command.CommandTest):
             marks[script] = [mark for _, mark, *_ in cells]
         self.assertEqual(marks[False], ["best", "level", "", ""])
         self.assertEqual(marks[True], marks[False])
-        self.choose("Ratios to", "0")
-        self.assertEqual(json.loads(self.browser.value(
-            "JSON.stringify([...document.querySelectorAll('#matrix .ratio')].map("
-            "e => e.textContent))")),
-            ["base", "no difference", "0.91x base", "0.83x base"])
+        for base, told in (("0", ["base", "no difference", "0.83x base", "0.83x base"]),
+                           ("1", ["no difference", "base", "0.92x base", "no difference"])):
+            self.choose("Ratios to", base)
+            self.assertEqual(json.loads(self.browser.value(
+                "JSON.stringify([...document.querySelectorAll('#matrix .ratio')].map("
+                "e => e.textContent))")), told)
 
     # -------------------------------------------------------------- plots
 

@@ -177,6 +177,21 @@ for run, most, last in (of(2), 1, 2), (of(8, 4), 9, 12):
         self.assertEqual("--energy: cpu:0 has no counter" in self.done.stderr,
                          not report["devices"][0]["energy"])
 
+    def test_too_much(self):
+        """More answers than there are ways, of which the next problem would get the last ones, and
+        a first time that no result file may hold."""
+        line = ("[(" + ZEROS.rstrip("; ") + ", tell(kernel=str(n), note='no'), "
+                "sys.stdin.readline()) for n in range(18)]")
+        report, results = self.false_peer(line, "heads=2", "q_len=64", "head_dim=8", "block=16",
+                                          "local=1", "stride=2")
+        self.assertEqual(report["peers"][0]["note"], "gave too many answers")
+        self.assertEqual([result["kernel"] for result in results], [str(n) for n in range(16)])
+        # One query sees one key: its value.
+        line = ("import shutil; shutil.copy(out[:-1] + 'v', out); "
+                "tell(kernel='k', samples_seconds=[1], first_seconds=1e30)")
+        _, (result,) = self.false_peer(line, "heads=2", "q_len=1", "head_dim=8", "pattern=dense")
+        self.assertEqual((result["status"], result["first_seconds"]), ("ok", None))
+
     def test_not_there(self):
         report, results = self.measure("/nowhere/peer,/nowhere/other.py")
         self.assertEqual(results, [])

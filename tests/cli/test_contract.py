@@ -651,15 +651,28 @@ class Contract(CommandTest):
         self.refuse(2, "--submit", "bench", "quick", "--submit")
         self.refuse(2, "--submit", "bench", "--dtype", "f32", "--submit")
         self.refuse(2, "--submit", *self.BENCH, "--submit")
-        done = self.succeed("bench", "--budget", "4", *self.BENCH[-4:], "--submit",
-                            folder=self.folder.name, env={"TESSERA_CACHE_DIR": "/nowhere/secret"})
-        name, = self.files()
+        os.mkdir(self.path("gone"))
+        gone = self.call("bench", "--budget", "4", *self.BENCH[-4:], "--submit",
+                         folder=self.path("gone"), prepare=lambda: os.rmdir(self.path("gone")))
+        self.assertEqual(gone.code, 1)  # before anything is measured
+        self.assertIn("--submit: cannot write tessera.json: ", gone.err)
+        self.assertEqual(gone.out, "")
+        peer = os.path.join(self.folder.name, "peers", "secret.py")
+        os.mkdir(os.path.dirname(peer))
+        with open(peer, "w") as file:
+            file.write("import json; print(json.dumps({'name': 'P', 'note': "
+                       "'no \"/home/secret/x.so\": gone'}))")
+        os.mkdir(self.path("here"))
+        done = self.succeed("bench", "--budget", "4", *self.BENCH[-4:], "--submit", "--peers", peer,
+                            folder=self.path("here"), env={"TESSERA_CACHE_DIR": "/nowhere/secret"})
+        name, = os.listdir(self.path("here"))
         self.assertRegex(name, r"^[a-z0-9-]+-\d{8}T\d{6}Z\.json$")
         self.assertIn(f"written: {name}. Nothing was sent.", done.out)
-        with open(self.path(name)) as file:
+        with open(os.path.join(self.path("here"), name)) as file:
             text = file.read()
         self.assertNotIn("secret", text)
         report = json.loads(text)
+        self.assertEqual(report["peers"], [{"name": "P", "version": "", "note": 'no "...": gone'}])
         self.assertEqual(report["command"], "tessera bench vendors")
         body = text[:text.rindex('"checksum"')]
         self.assertEqual(report["checksum"], f"crc32:{zlib.crc32(body.encode()):08x}")
@@ -693,7 +706,8 @@ class Contract(CommandTest):
     def test_bench_options(self):
         for words in (("quick", "--dtype", ""), ("quick", "--dtype", "f16,f16"),
                       ("quick", "--dtype", "f16,"), ("quick", "--budget", "0x10"),
-                      ("quick", "--budget", "0"), ("quick", "--kernels", "some")):
+                      ("quick", "--budget", "0"), ("quick", "--budget", "1.2.3"),
+                      ("quick", "--budget", "1e3"), ("quick", "--kernels", "some")):
             self.refuse(2, words[1] + ": ", "bench", *words)
         self.refuse(2, "--list", "bench", "--list", "extra")
         self.refuse(2, "--js", "bench", "quick", "--js", self.path("a"))
