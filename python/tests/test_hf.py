@@ -5,6 +5,7 @@ import ast
 import inspect
 import pathlib
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -206,6 +207,58 @@ def test_packed_rows_with_a_cache_in_the_way():
         whole = mine(ids, use_cache=False).logits
         positions.copy_(torch.arange(37))
         torch.testing.assert_close(mine(ids, position_ids=positions).logits, whole)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_positions_of_one_row_serve_every_batch(kept, monkeypatch):
+    """And are read anew where they may have changed. `kept`: as on a GPU."""
+    if kept:
+        monkeypatch.setattr("tessera._runs.tells_changes", lambda x: True)
+    memory = np.concatenate([np.arange(20), np.arange(17)])[None]
+    positions = torch.from_numpy(memory)
+    mine, _ = models("llama", "tessera_s2")
+    layer = mine.model.layers[0].self_attn
+    function = transformers.AttentionInterface()["tessera_s2"]
+    for batch in (2, 3, 1):
+        q, k = torch.randn(batch, HEADS, 37, DIM), torch.randn(batch, KV_HEADS, 37, DIM)
+        ends = (0, 20, 37)
+        for _ in range(2):
+            got = function(layer, q, k, k, None, position_ids=positions)[0]
+            for a, b in zip(ends, ends[1:]):
+                here = (x[:, :, a:b] for x in (q, k, k))
+                assert torch.equal(got[:, a:b], function(layer, *here, None)[0])
+            if kept:
+                break
+            memory[0] = np.concatenate([np.arange(9), np.arange(28)])
+            ends = (0, 9, 37)
+        memory[0] = np.concatenate([np.arange(20), np.arange(17)])
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(5, 12), (12, 5), (12, 12)])
+def test_padded_keys_of_other_queries(q_len, kv_len):
+    """Without order, as in cross-attention, where no query is padding; eager and compiled."""
+    dense = tessera.Dense(causal=False)
+    tessera.hf.register("tessera_both", dense)
+    layer = models("llama", "tessera_s2")[0].model.layers[0].self_attn
+    real = torch.ones(3, kv_len, dtype=torch.int64)
+    real[0, kv_len - 2 :] = real[1, :3] = 0
+    q, k = torch.randn(3, HEADS, q_len, DIM), torch.randn(3, KV_HEADS, kv_len, DIM)
+
+    def attend(q, k, real):
+        mask = transformers.AttentionMaskInterface()["tessera_both"](
+            batch_size=3, q_length=q_len, kv_length=kv_len, attention_mask=real,
+            mask_function=transformers.masking_utils.bidirectional_mask_function,
+            allow_is_bidirectional_skip=True,
+        )  # fmt: skip
+        function = transformers.AttentionInterface()["tessera_both"]
+        return function(layer, q, k, k, mask, is_causal=False)[0]
+
+    wide = k.repeat_interleave(HEADS // KV_HEADS, 1)
+    kept = real[:, None, None].bool()
+    want = torch.nn.functional.scaled_dot_product_attention(q, wide, wide, kept).transpose(1, 2)
+    torch._dynamo.reset()
+    for call in (attend, torch.compile(attend, backend="eager", fullgraph=True)):
+        torch.testing.assert_close(call(q, k, real), want, rtol=1e-4, atol=1e-5)
 
 
 def test_gradient_checkpointing_gives_equal_bits():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tessera
+from tessera import _runs
 from tessera.hf import _held, _lengths
 
 PatternOf = Callable[[Any, int], tessera.Pattern]
@@ -179,6 +180,16 @@ def _attend(
         return o.transpose(1, 2)
     words = mask[:, 0, 0]
     queries, keys = words[:, 0], words[:, 1]
+    if isinstance(pattern, tessera.Dense) and not pattern.causal:
+        # All queries, whose places mean nothing: those of padding have a result as well, and in
+        # cross-attention none of them is padding.
+        if words.shape[1] == 4:
+            before = words[:, 3].to(query.device)
+            key, value = (_roll(x.transpose(1, 2), before).transpose(1, 2) for x in (key, value))
+        o = tessera.attention(
+            query, key, value, pattern, layout="bhsd", scale=scale, kv_lens=keys
+        )
+        return o.transpose(1, 2)
     if words.shape[1] == 2:
         o = tessera.attention(
             query, key, value, pattern, layout="bhsd", scale=scale, q_lens=queries, kv_lens=keys
@@ -244,31 +255,30 @@ def _packed(
     return o.reshape(batch, q_len, heads, dim)
 
 
-# Sequences that positions tell, by the tensor's id, which a weak reference guards: layers of one
-# forward pass have the same.
-_known: dict[int, tuple[Any, int, Tensor | None]] = {}
+# Whether each position but the first of a row follows the one before it, by the id of the tensor of
+# positions, which a weak reference guards: layers of one forward pass have the same.
+_known: dict[int, tuple[Any, int, Tensor]] = {}
 
 
 def _cumulative(position_ids: Tensor, batch: int, tokens: int) -> Tensor | None:
     """Cumulative lengths of sequences packed into rows; None where each row is one sequence."""
     if torch.compiler.is_compiling() or position_ids.dim() != 2 or position_ids.shape[1] != tokens:
         return None
-    if position_ids.is_inference():  # these have no versions
-        return _found(position_ids, batch, tokens)
-    ident = id(position_ids)
-    known = _known.get(ident)
-    if known is not None and known[0]() is position_ids and known[1] == position_ids._version:
-        return known[2]
-    cumulative = _found(position_ids, batch, tokens)
-    guard = weakref.ref(position_ids, lambda _: _known.pop(ident, None))
-    _known[ident] = (guard, position_ids._version, cumulative)
-    return cumulative
-
-
-def _found(position_ids: Tensor, batch: int, tokens: int) -> Tensor | None:
-    near = (position_ids.diff(dim=1) == 1).cpu().expand(batch, -1)
+    near = _near(position_ids).expand(batch, -1)
     if bool(near.all()):
         return None
     starts = torch.cat([torch.ones(batch, 1, dtype=torch.bool), ~near], 1).flatten()
     end = torch.tensor([batch * tokens])
     return torch.cat([starts.nonzero().flatten(), end]).to(torch.int32)
+
+
+def _near(position_ids: Tensor) -> Tensor:
+    ident, kept = id(position_ids), _runs.tells_changes(position_ids)
+    known = _known.get(ident) if kept else None
+    if known is not None and known[0]() is position_ids and known[1] == position_ids._version:
+        return known[2]
+    near = (position_ids.diff(dim=1) == 1).cpu()
+    if kept:
+        guard = weakref.ref(position_ids, lambda _: _known.pop(ident, None))
+        _known[ident] = (guard, position_ids._version, near)
+    return near

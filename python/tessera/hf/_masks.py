@@ -70,7 +70,7 @@ def _sees(function: MaskFunction, q: int, k: int, device: Any) -> bool:
 class Masks:
     """A mask function for AttentionMaskInterface."""
 
-    def __init__(self, causal: MaskFunction, bidirectional: MaskFunction) -> None:
+    def __init__(self, causal: MaskFunction, bidirectional: MaskFunction | None) -> None:
         self._plain = (causal, bidirectional)
 
     def __call__(
@@ -156,20 +156,25 @@ class Masks:
         function: MaskFunction,
     ) -> Tensor | None:
         if function is self._plain[1]:
-            # Without order every key is read; as many queries as keys are padded as those.
             if attention_mask is None or bool(attention_mask.all()):
                 return None
             first, end, whole = _run(_padding(attention_mask, kv_length).cpu())
             if not bool(whole.all()):
                 raise tessera.Unsupported("attention_mask: gaps between real tokens")
-            if q_length == kv_length:
-                return self._words(q_length, 0, first, end)
-            queries = torch.full_like(first, q_length)
-            return _lengths.shifted(queries, end - first, torch.zeros_like(first), first)
+            return self._without_order(q_length, kv_length, first, end)
         if seen == kv_length:
             return None
         # A cache whose keys outnumber what it has seen.
         return _lengths.lengths(torch.full((batch,), q_length), torch.full((batch,), seen))
+
+    def _without_order(
+        self, q_length: int, kv_length: int, first: Tensor, end: Tensor
+    ) -> Tensor:
+        """Every key is read; as many queries as keys are padded as those."""
+        if q_length == kv_length:
+            return self._words(q_length, 0, first, end)
+        queries = torch.full_like(first, q_length)
+        return _lengths.shifted(queries, end - first, torch.zeros_like(first), first)
 
     @staticmethod
     def _words(q_length: int, q_first: int | Tensor, first: Tensor, end: Tensor) -> Tensor:
@@ -210,6 +215,12 @@ class Masks:
         device: Any,
     ) -> Tensor | None:
         """The same as tensor operations without branches on values."""
+        if function is self._plain[1]:
+            if attention_mask is None:
+                return None
+            first, end, whole = _run(_padding(attention_mask, kv_length))
+            torch._assert_async(whole.all(), "attention_mask: gaps between real tokens")
+            return self._without_order(q_length, kv_length, first, end)
         if attention_mask is not None:
             if isinstance(q_offset, Tensor):
                 # What lies past the tokens seen is 0 in the mask.
