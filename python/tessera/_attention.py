@@ -577,7 +577,8 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
     summed = None
     for (o, _), weight in zip(o_and_lse, weights, strict=True):
         w = _by_row(weight / safe, layout)
-        part = torch.where(w == 0, torch.zeros_like(w), w * o.to(w.dtype))
+        # Taken out before it is weighed: 0 times what is no number has a gradient that is none.
+        part = w * torch.where(w == 0, 0.0, o.to(w.dtype))
         summed = part if summed is None else summed + part
     assert summed is not None
     return summed.to(o_and_lse[0][0].dtype), merged
