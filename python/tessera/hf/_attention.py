@@ -166,10 +166,7 @@ def _attend(
         cumulative = mask[0, 0, 0]
         return _packed(pattern, query, key, value, scale, cumulative, cumulative)
     if mask is not None and mask.shape[3] == 1:
-        torch._assert_async(
-            mask.flatten()[0] != 0,
-            "position_ids: packed rows need cu_seq_lens_q in a compiled model",
-        )
+        torch._assert_async(mask.flatten()[0] != 0, _lengths.NO_PACKED_ROWS)
         mask = None
     if mask is None:
         if q_len == key.shape[2] and position_ids is not None:

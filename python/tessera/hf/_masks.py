@@ -235,6 +235,13 @@ class Masks:
         if isinstance(q_offset, Tensor):
             seen = (q_offset + q_length).expand(batch)
             return _lengths.lengths(torch.full_like(seen, q_length), seen)
-        if function in self._plain:
-            return None
-        return _lengths.one_sequence(_neighbours(function, batch, q_length, device).all())
+        whole = None
+        if function not in self._plain:
+            whole = _neighbours(function, batch, q_length, device).all()
+        if kv_length == q_offset + q_length:
+            return None if whole is None else _lengths.one_sequence(whole)
+        # A new StaticCache, whose keys outnumber what it has seen as well.
+        if whole is not None:
+            torch._assert_async(whole, _lengths.NO_PACKED_ROWS)
+        seen = torch.full((batch,), q_offset + q_length, device=device)
+        return _lengths.lengths(torch.full_like(seen, q_length), seen)
