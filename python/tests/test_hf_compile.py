@@ -74,8 +74,10 @@ def test_the_first_tokens_of_a_static_cache():
     window = utils.sliding_window_causal_mask_function(64)
     packed = utils.packed_sequence_mask_function(torch.tensor([[0] * 4 + [1] * 5]))
     assert mask(1, 9, 48, mask_function=window, local_size=64).tolist() == [[[[9, 9]]]]
-    with pytest.raises(RuntimeError, match="packed rows need cu_seq_lens_q"):
-        mask(1, 9, 48, mask_function=utils.and_masks(utils.causal_mask_function, packed))
+    packed = utils.and_masks(utils.causal_mask_function, packed)
+    for place in ((9, 48), (9, 48, torch.tensor(0)), (9, 9, torch.tensor(0))):
+        with pytest.raises(RuntimeError, match="packed rows need cu_seq_lens_q"):
+            mask(1, *place, mask_function=packed)
 
 
 @pytest.mark.parametrize("padded", [False, True])

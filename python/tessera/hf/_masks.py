@@ -232,16 +232,15 @@ class Masks:
             first, end, whole = _run(mask)
             torch._assert_async(whole.all(), "attention_mask: gaps between real tokens")
             return self._words(q_length, q_offset, first, end)
+        one_each = None  # sequence in each row
+        if function not in self._plain:
+            one_each = _neighbours(function, batch, q_length, device).all()
         if isinstance(q_offset, Tensor):
             seen = (q_offset + q_length).expand(batch)
-            return _lengths.lengths(torch.full_like(seen, q_length), seen)
-        whole = None
-        if function not in self._plain:
-            whole = _neighbours(function, batch, q_length, device).all()
-        if kv_length == q_offset + q_length:
-            return None if whole is None else _lengths.one_sequence(whole)
-        # A new StaticCache, whose keys outnumber what it has seen as well.
-        if whole is not None:
-            torch._assert_async(whole, _lengths.NO_PACKED_ROWS)
-        seen = torch.full((batch,), q_offset + q_length, device=device)
+        elif kv_length == q_offset + q_length:
+            return None if one_each is None else _lengths.one_sequence(one_each)
+        else:  # of a new StaticCache, which has seen nothing
+            seen = torch.full((batch,), q_offset + q_length, device=device)
+        if one_each is not None:
+            torch._assert_async(one_each, _lengths.NO_PACKED_ROWS)
         return _lengths.lengths(torch.full_like(seen, q_length), seen)
