@@ -394,6 +394,19 @@ def test_what_cannot_be_done_is_refused_by_name():
         mask(batch_size=1, q_length=4, kv_length=4, use_vmap=True)
 
 
+@pytest.mark.parametrize("name", ["Bloom", "XGLM"])
+def test_models_with_attention_of_their_own_are_refused(name):
+    """Without a padding mask they would lose their causal order: None is no mask to them."""
+    words = dict(vocab_size=WORDS, hidden_size=32, num_attention_heads=HEADS, num_hidden_layers=1)
+    words |= dict(d_model=32, ffn_dim=32, attention_heads=HEADS, num_layers=1, n_layer=1, n_head=4)
+    settings = getattr(transformers, f"{name}Config")(**words)
+    model = transformers.AutoModelForCausalLM.from_config(
+        settings, attn_implementation="tessera_s2"
+    )
+    with pytest.raises(tessera.Unsupported, match=f"^attn_implementation: models of {name}Config"):
+        model(tokens(1, 9))
+
+
 def test_every_word_that_a_model_gives_is_known():
     """What a model passes and nobody looks at is lost without a word. Here is all that models of
     the installed transformers pass; a new word fails, until it is served, refused or harmless."""

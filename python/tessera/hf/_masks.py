@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,20 @@ def _sees(function: MaskFunction, q: int, k: int, device: Any) -> bool:
     return bool(function(index(0), index(0), index(q), index(k)))
 
 
+@torch.compiler.assume_constant_result
+def _takes_functions(config: type) -> bool:
+    """Whether attention of a config's models is a function that can be another one. A model that
+    has only its own takes None for no mask at all, its causal order included."""
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    module = sys.modules.get(name)
+    if module is None or name == config.__module__ or hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        return True
+    return not any(
+        isinstance(x, type) and x.__module__ == name and "Attention" in x.__name__
+        for x in vars(module).values()
+    )
+
+
 class Masks:
     """A mask function for AttentionMaskInterface."""
 
@@ -87,9 +102,15 @@ class Masks:
         device: Any = "cpu",
         cache_position: Tensor | None = None,
         allow_is_bidirectional_skip: bool | None = None,
+        config: Any = None,
         **_: Any,
     ) -> Tensor | None:
         """What `_lengths` says, from what transformers knows of a forward pass."""
+        if config is not None and not _takes_functions(type(config)):
+            raise tessera.Unsupported(
+                f"attn_implementation: models of {type(config).__name__} compute attention by "
+                "themselves, and no registered function does it for them"
+            )
         if q_length is None:  # transformers before 5.3
             assert cache_position is not None
             q_length, q_offset = cache_position.shape[0], cache_position[0]
