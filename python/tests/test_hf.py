@@ -463,6 +463,18 @@ def test_registration_is_checked():
         forward("tessera_none")
 
 
+def test_layers_without_a_number_have_one_pattern():
+    """A function of layers would take each of them for the first."""
+    mine, _ = models("llama", "tessera_s2")
+    layer = mine.model.layers[1].self_attn
+    del layer.layer_idx
+    q, k = torch.randn(1, HEADS, 20, DIM), torch.randn(1, KV_HEADS, 20, DIM)
+    functions = transformers.AttentionInterface()
+    assert functions["tessera_s2"](layer, q, k, k, None)[0].shape == (1, 20, HEADS, DIM)
+    with pytest.raises(tessera.Unsupported, match="^pattern: a function of layers .* LlamaAtt"):
+        functions["tessera_hybrid"](layer, q, k, k, None)
+
+
 def test_a_window_of_the_model_may_be_the_pattern_s():
     window = tessera.Window(left=15)
     tessera.hf.register("tessera_window", window)

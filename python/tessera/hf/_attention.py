@@ -41,8 +41,15 @@ class Attention:
 
     def pattern(self, module: torch.nn.Module) -> tessera.Pattern:
         """The pattern of a model's attention layer."""
+        if self._fixed is not None:
+            return self._fixed
         layer = getattr(module, "layer_idx", None)
-        return self.of_layer(module.config, layer if isinstance(layer, int) else 0)
+        if not isinstance(layer, int):
+            raise tessera.Unsupported(
+                f"pattern: a function of layers cannot tell those of {type(module).__name__} "
+                "apart, which has no layer_idx: register one pattern for such models"
+            )
+        return self.of_layer(module.config, layer)
 
     def of_layer(self, config: Any, layer: int) -> tessera.Pattern:
         """The pattern of a layer by its index."""

@@ -68,8 +68,7 @@ def _sees(function: MaskFunction, q: int, k: int, device: Any) -> bool:
     return bool(function(index(0), index(0), index(q), index(k)))
 
 
-@torch.compiler.assume_constant_result
-def _takes_functions(config: type) -> bool:
+def _look(config: type) -> bool:
     """Whether attention of a config's models is a function that can be another one. A model that
     has only its own takes None for no mask at all, its causal order included."""
     name = config.__module__.replace(".configuration_", ".modeling_")
@@ -80,6 +79,10 @@ def _takes_functions(config: type) -> bool:
         isinstance(x, type) and x.__module__ == name and "Attention" in x.__name__
         for x in vars(module).values()
     )
+
+
+# Not traced; untyped in PyTorch.
+_takes_functions: Callable[[type], bool] = getattr(torch.compiler, "assume_constant_result")(_look)
 
 
 class Masks:
