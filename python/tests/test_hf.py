@@ -385,6 +385,9 @@ def test_what_cannot_be_done_is_refused_by_name():
             with pytest.raises(tessera.Unsupported, match=f"^{word}: "):
                 function(layer, q, k, k, None, **{word: value})
     assert function(layer, q, k, k, None, softcap=None, output_attentions=False)[0].shape[1] == 20
+    ends = torch.tensor([0, 5, 12], dtype=torch.int32)  # the last queries' keys are not the first
+    with pytest.raises(tessera.InvalidArgument, match="^cu_seq_lens_k: needed with 20 keys"):
+        function(layer, q[:, :, 8:], k, k, None, cu_seq_lens_q=ends)
     with pytest.raises(tessera.InvalidArgument, match="^query: 2 of the model's 4 heads"):
         function(layer, q[:, :2], k[:, :1], k[:, :1], None)
     mask = transformers.AttentionMaskInterface()["tessera_s2"]

@@ -168,6 +168,10 @@ def _attend(
     batch, _, q_len, _ = query.shape
     _lengths.refuse_others(mask, batch)
     if cu_q is not None:
+        if cu_k is None and key.shape[2] != q_len:
+            raise tessera.InvalidArgument(
+                f"cu_seq_lens_k: needed with {key.shape[2]} keys in a row and {q_len} queries"
+            )
         return _packed(pattern, query, key, value, scale, cu_q, cu_q if cu_k is None else cu_k)
     if mask is not None and mask.shape[2] == _lengths.PACKED_ROWS:
         cumulative = mask[0, 0, 0]
