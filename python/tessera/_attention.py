@@ -64,8 +64,8 @@ def _observed() -> bool:
 
 class _Direct(torch.autograd.Function):
     """Forward and backward past the operators. Lengths are bytes; they, the words, whether LSE is
-    returned and the prepared call are one argument, because every argument of a Function costs
-    time. So does every result: LSE is one only where the caller asked for it."""
+    returned, the prepared call and the pattern are one argument, because every argument of a
+    Function costs time. So does every result: LSE is one only where the caller asked for it."""
 
     @staticmethod
     def forward(
@@ -73,13 +73,14 @@ class _Direct(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: tuple[_runs.Words, _shapes.Lengths | None, bool, _calls.Call],
+        call: tuple[_runs.Words, _shapes.Lengths | None, bool, _calls.Call, patterns.Pattern],
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        words, lengths, both, prepared = call
+        words, lengths, both, prepared, pattern = call
         o, lse = _runs.run_forward(prepared, q, k, v, True)
         ctx.save_for_backward(q, k, v, o, lse)
-        # Not the call, whose plan the cache may drop before.
-        ctx.call = words, lengths, prepared.number
+        # Not the call, whose plan the cache may drop before. The pattern, since the words name a
+        # large mask by its digest alone.
+        ctx.call = words, lengths, prepared.number, pattern
         ctx.set_materialize_grads(False)
         return (o, lse) if both else o
 
@@ -89,7 +90,7 @@ class _Direct(torch.autograd.Function):
             return None, None, None, None
         made: _runs.Gradients
         wanted, saved = ctx.needs_input_grad[:3], ctx.saved_tensors
-        words, lengths, number = ctx.call
+        words, lengths, number, _ = ctx.call
         key = (number, wanted)
         found = _known(key)
         if found is not None and not _compiling():
@@ -320,7 +321,7 @@ def attention(
                     and (deterministic or not torch.are_deterministic_algorithms_enabled())
                 ):
                     if graph:
-                        found: Any = _direct(q, k, v, (words, None, return_lse, call))
+                        found: Any = _direct(q, k, v, (words, None, return_lse, call, pattern))
                         return found  # type: ignore[no-any-return]
                     o, lse = _runs.run_forward(call, q, k, v, True)
                     return (o, lse) if return_lse else o  # type: ignore[return-value]
@@ -381,7 +382,7 @@ def attention(
             if key is not None and q is not k and k is not v and v is not q:
                 _recent.keep(key, call, (q, k, v), graph, words)
             if graph:  # O, or the pair
-                made: Any = _direct(q, k, v, (words, lengths, return_lse, call))
+                made: Any = _direct(q, k, v, (words, lengths, return_lse, call, pattern))
                 return made  # type: ignore[no-any-return]
             o, lse = _runs.run_forward(call, q, k, v, True)
         except RuntimeError as error:
@@ -576,7 +577,8 @@ def merge(*o_and_lse: tuple[Tensor, Tensor], layout: Layout = "bshd") -> tuple[T
     summed = None
     for (o, _), weight in zip(o_and_lse, weights, strict=True):
         w = _by_row(weight / safe, layout)
-        part = torch.where(w == 0, torch.zeros_like(w), w * o.to(w.dtype))
+        # Taken out before it is weighed: 0 times what is no number has a gradient that is none.
+        part = w * torch.where(w == 0, 0.0, o.to(w.dtype))
         summed = part if summed is None else summed + part
     assert summed is not None
     return summed.to(o_and_lse[0][0].dtype), merged

@@ -207,6 +207,15 @@ _library: ctypes.CDLL | None = None
 _path: str | None = None
 
 
+def _forget() -> None:
+    global _lock
+    _lock = threading.Lock()  # the other may be held by a thread that a child of fork() lacks
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def load(path: str | os.PathLike[str] | None = None) -> str:
     """Opens the C library and returns its path.
 

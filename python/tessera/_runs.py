@@ -106,6 +106,13 @@ _copied: dict[int, tuple[Any, int, bytes]] = {}
 _runtime.after_fork(_copied.clear)
 
 
+def tells_changes(given: Tensor) -> bool:
+    """Whether the version of a tensor tells that its values have changed, so that a copy of them
+    can be kept. Memory of the host may be NumPy's or another process's, which write to it without a
+    new version, and tensors of inference mode have none."""
+    return not (given.is_cpu or given.is_inference())
+
+
 def as_tensor(name: str, given: Given) -> Tensor | None:
     """Lengths as a tensor."""
     if given is None or isinstance(given, torch.Tensor):
@@ -134,7 +141,7 @@ def _values(name: str, given: Tensor, q: Tensor) -> bytes:
         raise _shapes.wrong(
             name, f"the CPU or the device of q, {q.device}, is needed", given.device
         )
-    if given.is_inference():  # these have no versions
+    if not tells_changes(given):
         return bytes(given.cpu().to(torch.int64).numpy().data)
     ident, version = id(given), given._version
     found = _copied.get(ident)

@@ -31,6 +31,7 @@ from megatron.core.transformer.utils import is_layer_window_attention  # type: i
 from torch import Tensor
 
 import tessera
+from tessera import _runs
 
 __all__ = ["S2Attention"]
 
@@ -266,7 +267,7 @@ def _cumulative(params: Any) -> tuple[Tensor, Tensor]:
             raise tessera.InvalidArgument(
                 f"packed_seq_params: cumulative lengths are 1-D tensors of integers, got {got}"
             )
-    if any(x.is_inference() for x in given):  # these have no versions
+    if not all(map(_runs.tells_changes, given)):
         return _made(given)
     key, versions = tuple(map(id, given)), tuple(x._version for x in given)
     known = _known.get(key)

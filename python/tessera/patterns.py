@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from . import _errors, _native, _shapes
+from . import _errors, _native, _runtime, _shapes
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -31,6 +31,14 @@ _INLINE = 1024
 _masks: weakref.WeakValueDictionary[str, Blocks] = weakref.WeakValueDictionary()
 _recent: collections.deque[Blocks] = collections.deque(maxlen=64)
 _masks_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _masks_lock
+    _masks_lock = threading.Lock()
+
+
+_runtime.after_fork(_forget)
 
 
 def integer(what: str, value: object, least: int) -> int:
@@ -438,9 +446,15 @@ class Blocks(Pattern):
         else:
             spec = f"{head} sha256={hashlib.sha256(packed).hexdigest()}"
             with _masks_lock:
-                _masks[spec] = self
-                _recent.append(self)
+                found = _masks.setdefault(spec, self)
+                _recent.append(found)
+            if found is not self:  # the one that is found has to live as long as any equal one
+                object.__setattr__(self, "_found", found)
+                object.__setattr__(self, "mask_array", found.mask_array)
         object.__setattr__(self, "_spec", spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("mask_array", "block", "causal")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

@@ -221,6 +221,21 @@ def test_merge_of_nothing_is_zero() -> None:
     assert not mo.any() and bool((mlse == -torch.inf).all())
     mo.sum().backward()
     assert o.grad is not None and not o.grad.any()
+    assert lse.grad is not None and not lse.grad.any()
+
+
+def test_merge_does_not_read_parts_without_keys() -> None:
+    """Other code than ours may leave anything in such rows."""
+    o, lse = torch.randn(1, 3, 2, 8), torch.randn(1, 2, 3)
+    parts = [[o.requires_grad_(), lse.requires_grad_()]]
+    parts.append([torch.full_like(o, torch.nan), torch.full_like(lse, -torch.inf)])
+    parts[1][0].requires_grad_(), parts[1][1].requires_grad_()
+    merged = tessera.merge((parts[0][0], parts[0][1]), (parts[1][0], parts[1][1]))
+    assert torch.equal(merged[0], o) and torch.equal(merged[1], lse)
+    (merged[0].sum() + merged[1].sum()).backward()
+    for x, value in zip(itertools.chain(*parts), (1.0, 1.0, 0.0, 0.0), strict=True):
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, torch.full_like(x.grad, value))
 
 
 @pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3))[1:])

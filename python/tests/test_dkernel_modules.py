@@ -386,6 +386,18 @@ def test_wrong_modules_are_named(name, words):
         LocalStrideSparseAttention(**given)
 
 
+def test_a_pattern_that_another_thread_drops_meanwhile():
+    class Dropped(dict):
+        def __setitem__(self, key, value):
+            self.clear()
+
+    module = SparseAttention(B, torch.ones(3, 4))
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 20, 4, 8)
+    want = module(q, k, k)
+    module.__dict__["_pattern_of"] = Dropped()
+    assert torch.equal(module(q, k, k), want)
+
+
 def test_words_that_mean_nothing_are_refused():
     with pytest.raises(TypeError, match="'blocks'"):
         LocalStrideSparseAttention(4, 96, B, 1, 3, blocks=1)

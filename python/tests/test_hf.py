@@ -5,6 +5,7 @@ import ast
 import inspect
 import pathlib
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -208,6 +209,58 @@ def test_packed_rows_with_a_cache_in_the_way():
         torch.testing.assert_close(mine(ids, position_ids=positions).logits, whole)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_positions_of_one_row_serve_every_batch(kept, monkeypatch):
+    """And are read anew where they may have changed. `kept`: as on a GPU."""
+    if kept:
+        monkeypatch.setattr("tessera._runs.tells_changes", lambda x: True)
+    memory = np.concatenate([np.arange(20), np.arange(17)])[None]
+    positions = torch.from_numpy(memory)
+    mine, _ = models("llama", "tessera_s2")
+    layer = mine.model.layers[0].self_attn
+    function = transformers.AttentionInterface()["tessera_s2"]
+    for batch in (2, 3, 1):
+        q, k = torch.randn(batch, HEADS, 37, DIM), torch.randn(batch, KV_HEADS, 37, DIM)
+        ends = (0, 20, 37)
+        for _ in range(2):
+            got = function(layer, q, k, k, None, position_ids=positions)[0]
+            for a, b in zip(ends, ends[1:]):
+                here = (x[:, :, a:b] for x in (q, k, k))
+                assert torch.equal(got[:, a:b], function(layer, *here, None)[0])
+            if kept:
+                break
+            memory[0] = np.concatenate([np.arange(9), np.arange(28)])
+            ends = (0, 9, 37)
+        memory[0] = np.concatenate([np.arange(20), np.arange(17)])
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(5, 12), (12, 5), (12, 12)])
+def test_padded_keys_of_other_queries(q_len, kv_len):
+    """Without order, as in cross-attention, where no query is padding; eager and compiled."""
+    dense = tessera.Dense(causal=False)
+    tessera.hf.register("tessera_both", dense)
+    layer = models("llama", "tessera_s2")[0].model.layers[0].self_attn
+    real = torch.ones(3, kv_len, dtype=torch.int64)
+    real[0, kv_len - 2 :] = real[1, :3] = 0
+    q, k = torch.randn(3, HEADS, q_len, DIM), torch.randn(3, KV_HEADS, kv_len, DIM)
+
+    def attend(q, k, real):
+        mask = transformers.AttentionMaskInterface()["tessera_both"](
+            batch_size=3, q_length=q_len, kv_length=kv_len, attention_mask=real,
+            mask_function=transformers.masking_utils.bidirectional_mask_function,
+            allow_is_bidirectional_skip=True,
+        )  # fmt: skip
+        function = transformers.AttentionInterface()["tessera_both"]
+        return function(layer, q, k, k, mask, is_causal=False)[0]
+
+    wide = k.repeat_interleave(HEADS // KV_HEADS, 1)
+    kept = real[:, None, None].bool()
+    want = torch.nn.functional.scaled_dot_product_attention(q, wide, wide, kept).transpose(1, 2)
+    torch._dynamo.reset()
+    for call in (attend, torch.compile(attend, backend="eager", fullgraph=True)):
+        torch.testing.assert_close(call(q, k, real), want, rtol=1e-4, atol=1e-5)
+
+
 def test_gradient_checkpointing_gives_equal_bits():
     mine, _ = models("llama", "tessera_hybrid")
     real = torch.ones(2, 37, dtype=torch.int64)
@@ -332,6 +385,9 @@ def test_what_cannot_be_done_is_refused_by_name():
             with pytest.raises(tessera.Unsupported, match=f"^{word}: "):
                 function(layer, q, k, k, None, **{word: value})
     assert function(layer, q, k, k, None, softcap=None, output_attentions=False)[0].shape[1] == 20
+    ends = torch.tensor([0, 5, 12], dtype=torch.int32)  # the last queries' keys are not the first
+    with pytest.raises(tessera.InvalidArgument, match="^cu_seq_lens_k: needed with 20 keys"):
+        function(layer, q[:, :, 8:], k, k, None, cu_seq_lens_q=ends)
     with pytest.raises(tessera.InvalidArgument, match="^query: 2 of the model's 4 heads"):
         function(layer, q[:, :2], k[:, :1], k[:, :1], None)
     mask = transformers.AttentionMaskInterface()["tessera_s2"]
@@ -339,6 +395,19 @@ def test_what_cannot_be_done_is_refused_by_name():
         mask(batch_size=1, q_length=1, kv_length=16, q_offset=20, kv_offset=5)
     with pytest.raises(tessera.Unsupported, match="^and_mask_function, or_mask_function"):
         mask(batch_size=1, q_length=4, kv_length=4, use_vmap=True)
+
+
+@pytest.mark.parametrize("name", ["Bloom", "XGLM"])
+def test_models_with_attention_of_their_own_are_refused(name):
+    """Without a padding mask they would lose their causal order: None is no mask to them."""
+    words = dict(vocab_size=WORDS, hidden_size=32, num_attention_heads=HEADS, num_hidden_layers=1)
+    words |= dict(d_model=32, ffn_dim=32, attention_heads=HEADS, num_layers=1, n_layer=1, n_head=4)
+    settings = getattr(transformers, f"{name}Config")(**words)
+    model = transformers.AutoModelForCausalLM.from_config(
+        settings, attn_implementation="tessera_s2"
+    )
+    with pytest.raises(tessera.Unsupported, match=f"^attn_implementation: models of {name}Config"):
+        model(tokens(1, 9))
 
 
 def test_every_word_that_a_model_gives_is_known():
@@ -395,6 +464,18 @@ def test_registration_is_checked():
     OF_LAYER["tessera_none"] = None
     with pytest.raises(TypeError, match="^pattern: must return a tessera pattern for layer 0"):
         forward("tessera_none")
+
+
+def test_layers_without_a_number_have_one_pattern():
+    """A function of layers would take each of them for the first."""
+    mine, _ = models("llama", "tessera_s2")
+    layer = mine.model.layers[1].self_attn
+    del layer.layer_idx
+    q, k = torch.randn(1, HEADS, 20, DIM), torch.randn(1, KV_HEADS, 20, DIM)
+    functions = transformers.AttentionInterface()
+    assert functions["tessera_s2"](layer, q, k, k, None)[0].shape == (1, 20, HEADS, DIM)
+    with pytest.raises(tessera.Unsupported, match="^pattern: a function of layers .* LlamaAtt"):
+        functions["tessera_hybrid"](layer, q, k, k, None)
 
 
 def test_a_window_of_the_model_may_be_the_pattern_s():

@@ -247,6 +247,16 @@ def test_a_first_forward_pass_that_is_cut_off_may_begin_anew_with_another_batch(
     assert cache.get_seq_length() == 20
 
 
+def test_a_cache_begins_anew_with_heads_of_another_size():
+    cache = compact(models("llama", "tessera_hybrid")[0])
+    for dim in (8, 16):
+        model, _ = models("llama", "tessera_hybrid", head_dim=dim)
+        with torch.no_grad():
+            got = model(tokens(1, 9), past_key_values=cache).logits
+            assert torch.equal(got, model(tokens(1, 9)).logits)
+        cache.reset()
+
+
 def test_autocast():
     model, _ = models("llama", "tessera_hybrid")
     ids, found = tokens(1, 40), []

@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-from test_hf import models, tokens  # noqa: E402
+from test_hf import DIM, HEADS, KV_HEADS, models, tokens  # noqa: E402
 
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
 pytestmark = pytest.mark.skipif(OLD, reason="PyTorch 2.6 cannot trace models of transformers 5")
@@ -54,6 +54,30 @@ def test_packed_rows_are_not_missed():
         words = dict(cu_seq_lens_q=cumulative, cu_seq_lens_k=cumulative)
         got = compiled(ids, position_ids=positions, use_cache=False, **words).logits
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_the_first_tokens_of_a_static_cache():
+    """Nothing was seen before them, and yet there are more keys than queries."""
+    torch._dynamo.reset()
+    layer = models("llama", "tessera_s2")[0].model.layers[0].self_attn
+    masks = transformers.AttentionMaskInterface()["tessera_s2"]
+    function = transformers.AttentionInterface()["tessera_s2"]
+
+    def attend(q, k):
+        return function(layer, q, k, k, masks(2, q.shape[2], k.shape[2]))[0]
+
+    q, k = torch.randn(2, HEADS, 20, DIM), torch.randn(2, KV_HEADS, 48, DIM)
+    got = torch.compile(attend, backend="eager", fullgraph=True)(q, k)
+    torch.testing.assert_close(got, attend(q, k[:, :, :20]), rtol=1e-4, atol=1e-5)
+    utils = transformers.masking_utils
+    mask = torch.compile(masks, backend="eager", fullgraph=True)
+    window = utils.sliding_window_causal_mask_function(64)
+    packed = utils.packed_sequence_mask_function(torch.tensor([[0] * 4 + [1] * 5]))
+    assert mask(1, 9, 48, mask_function=window, local_size=64).tolist() == [[[[9, 9]]]]
+    packed = utils.and_masks(utils.causal_mask_function, packed)
+    for place in ((9, 48), (9, 48, torch.tensor(0)), (9, 9, torch.tensor(0))):
+        with pytest.raises(RuntimeError, match="packed rows need cu_seq_lens_q"):
+            mask(1, *place, mask_function=packed)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import gc
 import pickle
 import threading
 import warnings
@@ -17,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tessera
-from tessera import _calls, _plans
+from tessera import _calls, _layouts, _plans, patterns
 
 S2 = tessera.S2
 PATTERN = S2(16, 1, 2)
@@ -414,6 +416,23 @@ def test_modules_with_patterns_are_copied_and_saved(tmp_path: Any) -> None:
     for one, _ in pairs[1:]:
         for a, b in zip(one.parameters(), model.parameters(), strict=True):
             assert a is not b and torch.equal(a, b)
+
+
+def test_a_graph_keeps_its_large_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the program has no other reference to the pattern, and made many since."""
+    monkeypatch.setattr(patterns, "_recent", collections.deque(maxlen=1))
+    masks = torch.rand(2, 200, 200) < 0.5
+    inputs = [torch.randn(1, 40, 2, 16).requires_grad_() for _ in range(3)]
+    for _ in range(2):  # the long way, and the short one
+        o = tessera.attention(*inputs, tessera.Blocks(masks[0], 4))
+        tessera.Blocks(masks[1], 4)
+        tessera.cache_clear()
+        _layouts._layouts.clear()
+        gc.collect()
+        found = torch.autograd.grad(o.sum(), inputs)
+        again = tessera.attention(*inputs, tessera.Blocks(masks[0], 4)).sum()
+        for one, other in zip(found, torch.autograd.grad(again, inputs), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_an_exception_within_backward_leaves_everything_usable() -> None:

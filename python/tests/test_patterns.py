@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import pickle
 import random
 import warnings
@@ -197,3 +198,22 @@ def test_random_patterns_survive_their_words() -> None:
             random.choice([None, 8]),
         )
         assert patterns.parse(pattern.spec) == pattern
+
+
+def test_a_large_mask_is_found_as_long_as_an_equal_one_lives() -> None:
+    """The operators know it by a digest; the last ones made are kept anyway."""
+    mask = np.random.default_rng(0).random((200, 200)) < 0.5
+    first, copied, other = Blocks(mask, 16), Blocks(mask, 16), Blocks(mask, 16)
+    other = copy.deepcopy(other)
+    spec = first.spec
+    assert "sha256" in spec and copied.mask_array is first.mask_array
+    patterns._recent.clear()
+    del first, other
+    assert pickle.loads(pickle.dumps(copied)) == copied
+    patterns._recent.clear()
+    gc.collect()
+    assert patterns.parse(spec) == copied
+    del copied
+    gc.collect()
+    with pytest.raises(tessera.InvalidArgument, match="mask: this large mask"):
+        patterns.parse(spec)

@@ -268,6 +268,18 @@ def test_a_fork_during_runs_of_other_threads() -> None:
             assert os.waitpid(pid, 0)[1] == 0
         stop.set()
         [t.join() for t in threads]
+        # Locks of threads that the child does not have: one looks a large mask up, one loads.
+        import numpy, signal
+        from tessera import _native, patterns
+        mask = numpy.random.default_rng(0).random((200, 200)) < 0.5
+        with patterns._masks_lock, _native._lock:
+            pid = os.fork()
+            if not pid:
+                signal.alarm(20)
+                tessera.load()
+                tessera.attention(x, x, x, tessera.Blocks(mask, 16))
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
     """)
     assert done.returncode == 0, done.stderr
 

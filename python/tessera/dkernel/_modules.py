@@ -103,9 +103,10 @@ class SparseAttention(torch.nn.Module):
         """The pattern of a call with so many heads, its rows counted in positions."""
         key = (heads, kv_heads)
         known: dict[tuple[int, ...], tessera.Pattern] = self.__dict__.setdefault("_pattern_of", {})
-        if key not in known:
-            known[key] = self._make_pattern(heads, kv_heads)
-        return known[key]
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._make_pattern(heads, kv_heads)
+        return found
 
     def _planes(self, mask: Tensor, heads: int, kv_heads: int) -> Tensor:
         if mask.size(0) in (1, heads):
@@ -134,13 +135,15 @@ class SparseAttention(torch.nn.Module):
         """The causal pattern of such a call."""
         known: dict[tuple[int, ...], tessera.Pattern] = self.__dict__.setdefault("_pattern_of", {})
         key = (heads, kv_heads, q_len, kv_len)
-        if key not in known:
+        found = known.get(key)
+        if found is None:
             if len(known) >= 64:
                 known.clear()
             assert self._mask is not None
             planes = self._planes(self._mask, heads, kv_heads).numpy()
-            known[key] = _rows.from_first_query(planes, self.block_size, q_len, kv_len)
-        return known[key]
+            found = _rows.from_first_query(planes, self.block_size, q_len, kv_len)
+            known[key] = found
+        return found
 
     def forward(
         self,

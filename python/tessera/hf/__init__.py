@@ -62,4 +62,4 @@ def register(
     causal = masking_utils.causal_mask_function
     bidirectional = getattr(masking_utils, "bidirectional_mask_function", None)
     AttentionInterface.register(name, _attention.Attention(pattern))
-    AttentionMaskInterface.register(name, _masks.Masks(causal, bidirectional or causal))
+    AttentionMaskInterface.register(name, _masks.Masks(causal, bidirectional))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tessera
+from tessera import _runs
 from tessera.hf import _held, _lengths
 
 PatternOf = Callable[[Any, int], tessera.Pattern]
@@ -40,8 +41,15 @@ class Attention:
 
     def pattern(self, module: torch.nn.Module) -> tessera.Pattern:
         """The pattern of a model's attention layer."""
+        if self._fixed is not None:
+            return self._fixed
         layer = getattr(module, "layer_idx", None)
-        return self.of_layer(module.config, layer if isinstance(layer, int) else 0)
+        if not isinstance(layer, int):
+            raise tessera.Unsupported(
+                f"pattern: a function of layers cannot tell those of {type(module).__name__} "
+                "apart, which has no layer_idx: register one pattern for such models"
+            )
+        return self.of_layer(module.config, layer)
 
     def of_layer(self, config: Any, layer: int) -> tessera.Pattern:
         """The pattern of a layer by its index."""
@@ -160,15 +168,16 @@ def _attend(
     batch, _, q_len, _ = query.shape
     _lengths.refuse_others(mask, batch)
     if cu_q is not None:
+        if cu_k is None and key.shape[2] != q_len:
+            raise tessera.InvalidArgument(
+                f"cu_seq_lens_k: needed with {key.shape[2]} keys in a row and {q_len} queries"
+            )
         return _packed(pattern, query, key, value, scale, cu_q, cu_q if cu_k is None else cu_k)
     if mask is not None and mask.shape[2] == _lengths.PACKED_ROWS:
         cumulative = mask[0, 0, 0]
         return _packed(pattern, query, key, value, scale, cumulative, cumulative)
     if mask is not None and mask.shape[3] == 1:
-        torch._assert_async(
-            mask.flatten()[0] != 0,
-            "position_ids: packed rows need cu_seq_lens_q in a compiled model",
-        )
+        torch._assert_async(mask.flatten()[0] != 0, _lengths.NO_PACKED_ROWS)
         mask = None
     if mask is None:
         if q_len == key.shape[2] and position_ids is not None:
@@ -179,6 +188,16 @@ def _attend(
         return o.transpose(1, 2)
     words = mask[:, 0, 0]
     queries, keys = words[:, 0], words[:, 1]
+    if isinstance(pattern, tessera.Dense) and not pattern.causal:
+        # All queries, whose places mean nothing: those of padding have a result as well, and in
+        # cross-attention none of them is padding.
+        if words.shape[1] == 4:
+            before = words[:, 3].to(query.device)
+            key, value = (_roll(x.transpose(1, 2), before).transpose(1, 2) for x in (key, value))
+        o = tessera.attention(
+            query, key, value, pattern, layout="bhsd", scale=scale, kv_lens=keys
+        )
+        return o.transpose(1, 2)
     if words.shape[1] == 2:
         o = tessera.attention(
             query, key, value, pattern, layout="bhsd", scale=scale, q_lens=queries, kv_lens=keys
@@ -244,31 +263,30 @@ def _packed(
     return o.reshape(batch, q_len, heads, dim)
 
 
-# Sequences that positions tell, by the tensor's id, which a weak reference guards: layers of one
-# forward pass have the same.
-_known: dict[int, tuple[Any, int, Tensor | None]] = {}
+# Whether each position but the first of a row follows the one before it, by the id of the tensor of
+# positions, which a weak reference guards: layers of one forward pass have the same.
+_known: dict[int, tuple[Any, int, Tensor]] = {}
 
 
 def _cumulative(position_ids: Tensor, batch: int, tokens: int) -> Tensor | None:
     """Cumulative lengths of sequences packed into rows; None where each row is one sequence."""
     if torch.compiler.is_compiling() or position_ids.dim() != 2 or position_ids.shape[1] != tokens:
         return None
-    if position_ids.is_inference():  # these have no versions
-        return _found(position_ids, batch, tokens)
-    ident = id(position_ids)
-    known = _known.get(ident)
-    if known is not None and known[0]() is position_ids and known[1] == position_ids._version:
-        return known[2]
-    cumulative = _found(position_ids, batch, tokens)
-    guard = weakref.ref(position_ids, lambda _: _known.pop(ident, None))
-    _known[ident] = (guard, position_ids._version, cumulative)
-    return cumulative
-
-
-def _found(position_ids: Tensor, batch: int, tokens: int) -> Tensor | None:
-    near = (position_ids.diff(dim=1) == 1).cpu().expand(batch, -1)
+    near = _near(position_ids).expand(batch, -1)
     if bool(near.all()):
         return None
     starts = torch.cat([torch.ones(batch, 1, dtype=torch.bool), ~near], 1).flatten()
     end = torch.tensor([batch * tokens])
     return torch.cat([starts.nonzero().flatten(), end]).to(torch.int32)
+
+
+def _near(position_ids: Tensor) -> Tensor:
+    ident, kept = id(position_ids), _runs.tells_changes(position_ids)
+    known = _known.get(ident) if kept else None
+    if known is not None and known[0]() is position_ids and known[1] == position_ids._version:
+        return known[2]
+    near = (position_ids.diff(dim=1) == 1).cpu()
+    if kept:
+        guard = weakref.ref(position_ids, lambda _: _known.pop(ident, None))
+        _known[ident] = (guard, position_ids._version, near)
+    return near

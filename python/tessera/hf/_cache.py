@@ -167,8 +167,8 @@ class S2Layer(_library.cache_utils.CacheLayerMixin):  # type: ignore[misc]
         """Whether an empty cache is what these tokens need."""
         cache = self.cache
         return cache is not None and (
-            cache.sequences, cache.heads, cache.kv_heads, cache.dtype, cache.device
-        ) == (query.shape[0], query.shape[1], key.shape[1], query.dtype, query.device)  # fmt: skip
+            cache.sequences, cache.heads, cache.kv_heads, cache.head_dim, cache.dtype, cache.device
+        ) == (*query.shape[:2], *key.shape[1::2], query.dtype, query.device)  # fmt: skip
 
     def _new(
         self, query: Tensor, lengths: list[int], mask: Tensor | None

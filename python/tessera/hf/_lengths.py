@@ -21,6 +21,7 @@ from torch import Tensor
 import tessera
 
 PACKED_ROWS = 3
+NO_PACKED_ROWS = "position_ids: packed rows need cu_seq_lens_q in a compiled model"
 
 
 def lengths(queries: Tensor, keys: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -67,10 +68,27 @@ def _sees(function: MaskFunction, q: int, k: int, device: Any) -> bool:
     return bool(function(index(0), index(0), index(q), index(k)))
 
 
+def _look(config: type) -> bool:
+    """Whether attention of a config's models is a function that can be another one. A model that
+    has only its own takes None for no mask at all, its causal order included."""
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    module = sys.modules.get(name)
+    if module is None or name == config.__module__ or hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        return True
+    return not any(
+        isinstance(x, type) and x.__module__ == name and "Attention" in x.__name__
+        for x in vars(module).values()
+    )
+
+
+# Not traced; untyped in PyTorch.
+_takes_functions: Callable[[type], bool] = getattr(torch.compiler, "assume_constant_result")(_look)
+
+
 class Masks:
     """A mask function for AttentionMaskInterface."""
 
-    def __init__(self, causal: MaskFunction, bidirectional: MaskFunction) -> None:
+    def __init__(self, causal: MaskFunction, bidirectional: MaskFunction | None) -> None:
         self._plain = (causal, bidirectional)
 
     def __call__(
@@ -87,9 +105,15 @@ class Masks:
         device: Any = "cpu",
         cache_position: Tensor | None = None,
         allow_is_bidirectional_skip: bool | None = None,
+        config: Any = None,
         **_: Any,
     ) -> Tensor | None:
         """What `_lengths` says, from what transformers knows of a forward pass."""
+        if config is not None and not _takes_functions(type(config)):
+            raise tessera.Unsupported(
+                f"attn_implementation: models of {type(config).__name__} compute attention by "
+                "themselves, and no registered function does it for them"
+            )
         if q_length is None:  # transformers before 5.3
             assert cache_position is not None
             q_length, q_offset = cache_position.shape[0], cache_position[0]
@@ -156,20 +180,25 @@ class Masks:
         function: MaskFunction,
     ) -> Tensor | None:
         if function is self._plain[1]:
-            # Without order every key is read; as many queries as keys are padded as those.
             if attention_mask is None or bool(attention_mask.all()):
                 return None
             first, end, whole = _run(_padding(attention_mask, kv_length).cpu())
             if not bool(whole.all()):
                 raise tessera.Unsupported("attention_mask: gaps between real tokens")
-            if q_length == kv_length:
-                return self._words(q_length, 0, first, end)
-            queries = torch.full_like(first, q_length)
-            return _lengths.shifted(queries, end - first, torch.zeros_like(first), first)
+            return self._without_order(q_length, kv_length, first, end)
         if seen == kv_length:
             return None
         # A cache whose keys outnumber what it has seen.
         return _lengths.lengths(torch.full((batch,), q_length), torch.full((batch,), seen))
+
+    def _without_order(
+        self, q_length: int, kv_length: int, first: Tensor, end: Tensor
+    ) -> Tensor:
+        """Every key is read; as many queries as keys are padded as those."""
+        if q_length == kv_length:
+            return self._words(q_length, 0, first, end)
+        queries = torch.full_like(first, q_length)
+        return _lengths.shifted(queries, end - first, torch.zeros_like(first), first)
 
     @staticmethod
     def _words(q_length: int, q_first: int | Tensor, first: Tensor, end: Tensor) -> Tensor:
@@ -210,6 +239,12 @@ class Masks:
         device: Any,
     ) -> Tensor | None:
         """The same as tensor operations without branches on values."""
+        if function is self._plain[1]:
+            if attention_mask is None:
+                return None
+            first, end, whole = _run(_padding(attention_mask, kv_length))
+            torch._assert_async(whole.all(), "attention_mask: gaps between real tokens")
+            return self._without_order(q_length, kv_length, first, end)
         if attention_mask is not None:
             if isinstance(q_offset, Tensor):
                 # What lies past the tokens seen is 0 in the mask.
@@ -221,9 +256,15 @@ class Masks:
             first, end, whole = _run(mask)
             torch._assert_async(whole.all(), "attention_mask: gaps between real tokens")
             return self._words(q_length, q_offset, first, end)
+        one_each = None  # sequence in each row
+        if function not in self._plain:
+            one_each = _neighbours(function, batch, q_length, device).all()
         if isinstance(q_offset, Tensor):
             seen = (q_offset + q_length).expand(batch)
-            return _lengths.lengths(torch.full_like(seen, q_length), seen)
-        if function in self._plain:
-            return None
-        return _lengths.one_sequence(_neighbours(function, batch, q_length, device).all())
+        elif kv_length == q_offset + q_length:
+            return None if one_each is None else _lengths.one_sequence(one_each)
+        else:  # of a new StaticCache, which has seen nothing
+            seen = torch.full((batch,), q_offset + q_length, device=device)
+        if one_each is not None:
+            torch._assert_async(one_each, _lengths.NO_PACKED_ROWS)
+        return _lengths.lengths(torch.full_like(seen, q_length), seen)
