@@ -6,11 +6,9 @@
                 [--line "k=v ..."] [--only N]
 
 TINYGRAD is a checkout of tinygrad's repository, whose emulator (test/mockgpu/amd/emu.py) executes
-the instructions one by one (a9069c177a works). A code object is
-backends/hip/kernels/portable.hip compiled for one architecture, as backends/hip/CMakeLists.txt
-does, but without stores across words, which the hardware has and the emulator lacks. RDNA is
-compiled in the mode of compute units, CDNA without -mcumode. Objects carry the name of their
-architecture:
+the instructions one by one (a9069c177a works). A code object is backends/hip/kernels/portable.hip
+compiled for one architecture as backends/hip/CMakeLists.txt does it (RDNA with -mcumode, CDNA
+without), but without stores across words, which the hardware has and the emulator lacks:
 
     clang-19 -x hip --offload-arch=gfx1100 -mcumode --cuda-device-only --no-gpu-bundle-output \\
         -nogpulib -nogpuinc -O3 -mcode-object-version=5 \\
@@ -18,10 +16,14 @@ architecture:
         -I include -I backends/common -I backends/common/kernels \\
         backends/hip/kernels/portable.hip -o gfx1100.co
 
+gfx90a also has v_mad_f32, which the emulator lacks, and additions of half words, whose carries it
+gets wrong: -Xclang -target-feature -Xclang -mad-mac-f32-insts -mllvm -amdgpu-sdwa-peephole=0
+does without both.
+
 The problems run in tests/conformance/conformance of the build FOLDER, and what serves a cache in
-the programs of tests/serving, on the device of tests/amd/device.c:
-plan, tables, NaN poison, guards, reference and tolerances are those of every other backend. The
-build needs no device code, and these targets are enough:
+the programs of tests/serving, on the device of tests/amd/device.c: plan, tables, NaN poison,
+guards, reference and tolerances are those of every other backend. The build needs no device code,
+and these targets are enough:
 
     cmake --preset release -DTESSERA_CUDA_ARCHS= -DTESSERA_HIP_ARCHS=
     cmake --build build/release --target tessera_emulated_device conformance copy_pages \\
