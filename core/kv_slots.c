@@ -59,21 +59,24 @@ static bool has_rings(const tess_layout *x) {
     return false;
 }
 
-/* The sinks of a window, in blocks. */
-static int64_t most_sinks(const tess_layout *x) {
-    int64_t most = 0;
-    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++)
-        if (x->stores[kv_head].ring) most = larger(most, x->stores[kv_head].fixed);
-    return most;
+/* Where the last fixed block of a window or of a caller's mask ends, in blocks. */
+static int64_t fixed_end(const tess_layout *x) {
+    int64_t end = 0;
+    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
+        const tess_kv_store *store = &x->stores[kv_head];
+        if (store->ring == 0 || store->fixed == 0) continue;
+        const int64_t last =
+            x->fixed ? x->fixed[store->fixed_begin + store->fixed - 1] : store->fixed - 1;
+        end = larger(end, last + 1);
+    }
+    return end;
 }
 
 int64_t tess_kv_slots_phases(const tess_layout *x) {
     if (!has_rings(x)) return 1;
-    switch (x->pattern.kind) {
-    case TESS_PATTERN_S2: return smaller(x->pattern.stride, larger(x->n_blocks, 1));
-    case TESS_PATTERN_WINDOW: return smaller(most_sinks(x) + 1, larger(x->n_blocks, 1));
-    default: return larger(x->n_blocks, 1);
-    }
+    const int64_t phases =
+        x->pattern.kind == TESS_PATTERN_S2 ? x->pattern.stride : fixed_end(x) + 1;
+    return smaller(phases, larger(x->n_blocks, 1));
 }
 
 int64_t tess_kv_slots_phase(const tess_layout *x, int64_t first) {

@@ -20,7 +20,7 @@
  * are counted, and slots begin at 0. What a ring holds does not depend on where it begins. So
  * slots depend on which of the part's blocks are fixed: parts with equal *phases* have equal ones.
  * Of S2 the phase is first modulo the stride, of a window how many blocks of sinks come before, and
- * of a caller's mask `first` itself.
+ * of a caller's mask `first` itself, as far as the block after the last fixed one.
  */
 
 /* kv_examine.c: fills n_slot_lists, n_storages and the store of each kv head. */

@@ -248,7 +248,8 @@ typedef struct tess_append_desc {
  *
  * INVALID: names the field: a plan without TESS_PLAN_APPEND, a tensor or buffer as in tess_run,
  *   pools that overlap each other or the new rows, a step of a plan without device lengths.
- * UNSUPPORTED: k_scale or v_scale is given, or the stream's kind is not the device's.
+ * UNSUPPORTED: k_scale or v_scale is given, 2^31 rows or more, stream.extra of a plan with several
+ *   storage groups, or the stream's kind is not the device's.
  * BUSY. DEVICE_LOST. NATIVE. */
 TESS_API tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc);
 
@@ -407,10 +408,10 @@ enum {
  * tess_run and tess_append; elsewhere it is the caller's duty.
  *
  * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
- * legal one, and a bound of cu_rows that falls as the largest before it. q_first is at most kv_len,
- * or with DEVICE_PARTS the layout's max_tokens. kv_first is at most max_tokens less the keys, and
- * counts as the multiple of a block at or below. TESS_STEP_CLAMPED of the step counts the
- * sequences' bounds, lengths and positions that were changed. Such a sequence appends nothing,
+ * legal one, and a bound of cu_rows that falls as the largest before it. q_first is at most the
+ * plan's kv_len, or with DEVICE_PARTS the layout's max_tokens. kv_first is at most max_tokens less
+ * the keys, and counts as the multiple of a block at or below. TESS_STEP_CLAMPED of the step counts
+ * the sequences' bounds, lengths and positions that were changed. Such a sequence appends nothing,
  * since its rows have other positions than was meant. A plan with TESS_PLAN_TRUST_DEVICE takes all
  * of them as they are and counts nothing: what is out of range then makes wild accesses.
  * INVALID: names the field; the plan has no DEVICE_LENGTHS; kv_first without DEVICE_PARTS.

@@ -413,6 +413,9 @@ static void test_fewest_slots(void **state) {
         tess_layout *layout = make_layout(runtime, &p, 1, 1, 8 * BLOCKS);
         /* the blocks that all rows read back to, and the one being written */
         assert_blocks(layout, 0, wide ? 5 : 2, 1, wide ? 4 + 1 : 1 + 1);
+        /* Parts behind the only fixed block have equal slots, however long the layout is. */
+        assert_int_equal(2, tess_kv_slots_phases(layout));
+        assert_int_equal(1, tess_kv_slots_phase(layout, BLOCKS - 1));
         tess_layout_release(layout);
         /* Now every row reads four blocks back. */
         for (int i = 0; i < BLOCKS; i++)
