@@ -84,8 +84,7 @@ struct tess_args {
     float scale;        /* of the scores, natural base */
     /* With TESS_ARGS_STEP: the word of the tables that holds the number of the item after the last
      * one of the step, or of the launch's storage group, and the number of the launch's first
-     * one. Of a step that is prepared: first_item is the words from one tess_step_plan to the next,
-     * the first of which is at items_at, and `group` the storage groups of each. */
+     * one. */
     tess_arg_u32 count_at, first_item;
     /* Words from the start of the tables: COMPACT only. */
     tess_arg_u32 slots_at, kv_heads_at;
