@@ -282,10 +282,10 @@ static void name_column(const matrix *m, matrix_column *c) {
     cut_name(name, 90);
     snprintf(c->id, sizeof c->id, "%s%.36s%s%.20s%s%.20s", file, d->id, c->peer[0] ? " " : "",
              c->peer, kernel[0] ? " " : "", kernel);
-    snprintf(c->name, sizeof c->name, "%s%s (%.30s%s%.40s)", file, name, through,
+    snprintf(c->name, sizeof c->name, "%s%.90s (%.30s%s%.40s)", file, name, through,
              kernel[0] ? ", " : "", kernel);
     cut_name(name, 18);
-    snprintf(c->head, sizeof c->head, "%s%s %.12s%s%.16s", file, name, through,
+    snprintf(c->head, sizeof c->head, "%s%.18s %.12s%s%.16s", file, name, through,
              kernel[0] ? " " : "", kernel);
     cli_one_line(c->id); /* where a name was cut inside of a character */
     cli_one_line(c->name);

@@ -453,7 +453,8 @@ class Compare(command.CommandTest):
         for n, result in enumerate(root["results"]):
             result["kernel"] = "k/" + "?\U0001d11e"[n > 0] * 40
             result["pattern"] = "dense"
-        text = json.dumps(root, ensure_ascii=False).encode().replace(b"Made-up Linux", b"\xfc \xed\xa0\x80")
+        text = json.dumps(root, ensure_ascii=False).encode()
+        text = text.replace(b"Made-up Linux", b"\xfc \xed\xa0\x80")
         name = os.fsdecode(b"l\xfc.json")
         with open(self.path(name), "wb") as file:
             file.write(text)
