@@ -58,6 +58,14 @@ class CommandTest(unittest.TestCase):
         return done
 
 
+def write_array(path, dtype, shape, data):
+    """What numpy.save writes, for tests that do without NumPy."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data)
+
+
 def main():
     global COMMAND
     if len(sys.argv) < 2:
