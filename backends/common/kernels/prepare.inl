@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Turns the lengths of a step into its sequences, jobs and merges: one body for every language, C
- * included (dialect_c.h). A workgroup writes the jobs of one storage group, or a share of them:
- * those of some consecutive sequences.
+ * included (dialect_c.h). A workgroup writes the jobs that one of the plan's kernels has of one
+ * storage group, or a share of them: those of some consecutive sequences.
  *
  * The work is a list of units: what one tile makes of one run of heads. It is walked up to three
  * times. The first walk counts jobs by length, from which the rule chooses the length of parts
@@ -11,9 +11,9 @@
  * longer bins first. Parts write partial results in their order, those of all storage groups one
  * after the other. Only integers decide, so every device and the host make the same set of jobs.
  *
- * Workgroups know nothing of each other: each one counts all units, finds the same length of parts,
- * and knows what those before it write. The first one also writes what all have in common. Counting
- * is quick, and one multiprocessor would take long to store all jobs.
+ * Workgroups know nothing of each other: each one counts all units of its kernel, finds the same
+ * length of parts, and knows what those before it write. The first one also writes what all have in
+ * common. Counting is quick, and one multiprocessor would take long to store all jobs.
  */
 #ifndef TESS_PREPARE_ONCE
 #define TESS_PREPARE_ONCE
@@ -207,7 +207,7 @@ TESS_PREPARE_KERNEL {
 #ifndef TESS_SHARED_OUTSIDE
     TESS_PREPARE_SHARED
 #endif
-    /* One kernel's workgroups follow those of another. */
+    /* The workgroups of the plan's second kernel follow those of the first one, and so on. */
     const uint thread = TESS_THREAD, workgroups = args.group * TESS_PREPARE_SHARES,
                kernel_number = TESS_GROUP / workgroups,
                workgroup = TESS_GROUP - kernel_number * workgroups,

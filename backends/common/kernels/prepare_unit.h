@@ -8,8 +8,9 @@
 #ifndef TESS_PREPARE_UNIT_H
 #define TESS_PREPARE_UNIT_H
 
-/* Functions are handed the word of the tables where their tess_step_plan is, unless a language has
- * it in a variable of the thread. */
+/* The word of the tables where the kernel's tess_step_plan is, plan_at: TESS_SET_PLAN begins its
+ * assignment, TESS_OF_PLAN and TESS_PLAN_OF_KERNEL hand it to functions behind the tables. A
+ * language whose tables are global has it in a global variable as well. */
 #ifndef TESS_OF_PLAN
 #define TESS_OF_PLAN        TESS_TABLES, uint plan_at
 #define TESS_PLAN_OF_KERNEL TESS_TABLES_OF_KERNEL, plan_at

@@ -8,13 +8,13 @@
 
 #define TESS_FUNCTION
 #define TESS_STRUCT(name) struct name
-/* Tables, arguments and the step are global. */
+/* Tables, arguments, the step and the place of its plan are global. */
 #define TESS_TABLES
 #define TESS_TABLES_OF_KERNEL
-#define TESS_STEP
 #define TESS_OF_PLAN
 #define TESS_PLAN_OF_KERNEL
 #define TESS_SET_PLAN plan_at
+#define TESS_STEP
 #define TESS_STEP_OF_KERNEL
 #define TESS_INT(x)  int(x)
 #define TESS_UINT(x) uint(x)
