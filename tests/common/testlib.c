@@ -147,6 +147,10 @@ static int in_turn(const test_target *target, uint32_t dtype, int32_t head_dim) 
     return has_turn(target->turn, dtype, head_dim);
 }
 
+int test_has_instance(const test_target *target, uint32_t dtype, int32_t head_dim) {
+    return !target->software || test_full() || in_turn(target, dtype, head_dim);
+}
+
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
     const int turns = (target->software || test_sanitized()) && is_thinned(target);
     return turns && target->kernel[0] && !in_turn(target, dtype, head_dim);
@@ -157,8 +161,15 @@ static int is_slowed(const test_target *target) {
     return test_sanitized() && !target->software && is_thinned(target);
 }
 
+/* Whether a kernel of the CPU is one for other machines, written without the instructions that make
+ * kernels fast. */
+static int is_plain(const test_target *target) {
+    const char *name = strcmp(target->backend, "cpu") == 0 ? strchr(target->kernel, '/') : NULL;
+    return name && (target->portable || strstr(name, "_soft"));
+}
+
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim) {
-    if (is_slowed(target))
+    if (is_slowed(target) || (is_plain(target) && is_thinned(target)))
         return target->kernel[0] ? (n + target->turn) % TEST_TURNS != 0 : n % EACH_OWN_CHOICE != 0;
     if (!takes_turns(target)) return 0;
     if (!target->kernel[0] && n % EACH_OWN_CHOICE != 0) return 1;

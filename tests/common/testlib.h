@@ -61,9 +61,14 @@ enum { TEST_TURNS = 3 };
  * any device. */
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
 
+/* Whether problems of that type and head_dim are for a device that has one kernel: software devices
+ * compile a third of its instances. */
+int test_has_instance(const test_target *target, uint32_t dtype, int32_t head_dim);
+
 /* Whether a target leaves out problem `n` of a list: if it is not its turn, or, for a device's own
  * choice, which is one of the kernels, if it is none of each seventh. Under a sanitizer the kernels
- * of other devices take turns from problem to problem. */
+ * of other devices take turns from problem to problem, and those of the CPU that use no special
+ * instructions everywhere. */
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
 /* Whether a target leaves out heavy item `n`, on which such a device works for seconds: where both
  * devices have a turn it goes to one of them, and nowhere to their own choice. Under a sanitizer it

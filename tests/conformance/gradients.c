@@ -69,7 +69,8 @@ static int create(fixture *f, const test_target *target, tess_device *device, co
     char error[256];
     memset(f, 0, sizeof *f);
     if (problem_parse(&f->p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
-    if (test_other_turn(target, f->p.dtype, f->p.head_dim)) {
+    if (test_other_turn(target, f->p.dtype, f->p.head_dim) ||
+        !test_has_instance(target, f->p.dtype, f->p.head_dim)) {
         problem_free(&f->p);
         return 0;
     }

@@ -12,7 +12,7 @@ unset TESSERA_KERNEL LOADER_NVIDIA
 # run WORDS: a problem on the first device of OpenCL, with the environment that is set.
 run() {
   TESSERA_VERBOSE=dispatch "$tessera" bench heads=8 kv_heads=8 q_len=9 head_dim=${dims:-8} $1 \
-    pattern=dense --backends opencl:0 --no-ceilings --no-planning >"$log" 2>&1
+    pattern=dense --backends opencl:0 --no-ceilings --no-planning --budget 1 >"$log" 2>&1
 }
 # says TEXT: the run said so.
 says() {
