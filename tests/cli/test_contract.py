@@ -587,7 +587,7 @@ class Contract(CommandTest):
         self.refuse(1, "results[0].op: ", "compare", self.path("a.json"), self.path("old.json"))
 
     def bench_vendors(self, *words, **options):
-        """The vendors suite, cut short: 2 s, and more only where a slow CPU measures nothing then."""
+        """The vendors suite in 2 s, or in more where a slow CPU measures nothing then."""
         for budget in (2, 8, 32, 128):
             done = self.call("bench", "--budget", budget, *self.BENCH[-4:], *words, **options)
             if "nothing could be measured" not in done.err:

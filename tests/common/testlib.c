@@ -104,7 +104,10 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         test_target *target = &targets->items[targets->count++];
         *target = base;
         snprintf(target->kernel, sizeof target->kernel, "%s", kernel.name);
-        target->turn = base.turn + targets->count - first - 1;
+        const int before = targets->count - first - 1;
+        /* Vulkan's second kernel would have the turn of OpenCL's first. */
+        target->turn =
+            base.software && base.turn == 0 && before > 0 ? TEST_NO_TURN : base.turn + before;
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
@@ -134,17 +137,13 @@ int test_is_repetition(const test_target *target) {
     return !target->kernel[0] && takes_turns(target);
 }
 
-/* Neither is a divisor or multiple of a usual number of shards. */
-enum { EACH_OWN_CHOICE = 7, HEAVY_IN_A_ROW = 14 };
+/* No divisor or multiple of a usual number of shards. */
+enum { EACH_OWN_CHOICE = 7 };
 
-/* Whether it is the turn number `turn`: of three in a row one is. */
-static int has_turn(int turn, uint32_t dtype, int32_t head_dim) {
-    const int range = (head_dim > 64) + (head_dim > 128);
-    return ((int)dtype + range + turn) % TEST_TURNS == 0;
-}
-
+/* Of three turns in a row one is that of a type and range of head_dim. */
 static int in_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
-    return has_turn(target->turn, dtype, head_dim);
+    const int range = (head_dim > 64) + (head_dim > 128);
+    return target->turn != TEST_NO_TURN && ((int)dtype + range + target->turn) % TEST_TURNS == 0;
 }
 
 int test_has_instance(const test_target *target, uint32_t dtype, int32_t head_dim) {
@@ -177,12 +176,9 @@ int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t he
     return !in_turn(target, dtype, head_dim);
 }
 
-int test_leaves_heavy(const test_target *target, int n, uint32_t dtype, int32_t head_dim) {
+int test_leaves_heavy(const test_target *target, int n) {
     if (is_slowed(target)) return !target->kernel[0] || (n + target->turn) % target->kernels != 0;
-    if (!takes_turns(target)) return 0;
-    if (!target->kernel[0]) return 1;
-    /* Two kernels of OpenCL have the turns 1 and 2, and of Vulkan 0 and 1. */
-    return has_turn(1, dtype, head_dim) && (n / HEAVY_IN_A_ROW + target->backend[0]) % 2;
+    return takes_turns(target) && !target->kernel[0];
 }
 
 int test_leaves_padded(const test_target *target) {

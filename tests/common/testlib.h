@@ -23,7 +23,7 @@ typedef struct test_target {
     int host_memory; /* tensors are host memory */
     int software;    /* a GPU interface emulated on the CPU, which takes its time */
     int kernels;     /* targets of its device that force a kernel */
-    int turn;        /* whose turn it is among them; OpenCL and Vulkan begin with another one */
+    int turn;        /* whose turn it is among them, or TEST_NO_TURN */
     /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not
      * either */
     int portable;
@@ -51,10 +51,10 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
 void test_targets_close(test_targets *targets);
 
 /* The kernels of a software device are instances of one body, which it compiles for seconds, one
- * for each type and range of head_dim. They take turns: of both kernels on OpenCL and on Vulkan a
- * third of the instances each, so that each type and range runs on one of the two devices or on
- * both. Nothing is left out on all other devices, nor with TESSERA_TEST_FULL=1. */
-enum { TEST_TURNS = 3 };
+ * for each type and range of head_dim. They take turns: both kernels of OpenCL and the first one of
+ * Vulkan have a third of the instances each, so that each type and range runs once. Nothing is left
+ * out on all other devices, nor with TESSERA_TEST_FULL=1. */
+enum { TEST_TURNS = 3, TEST_NO_TURN = -1 };
 
 /* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
  * sanitizer, where a release build beside it runs them all, so it is with two of three kernels of
@@ -70,10 +70,9 @@ int test_has_instance(const test_target *target, uint32_t dtype, int32_t head_di
  * of other devices take turns from problem to problem, and those of the CPU that use no special
  * instructions everywhere. */
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
-/* Whether a target leaves out heavy item `n`, on which such a device works for seconds: where both
- * devices have a turn it goes to one of them, and nowhere to their own choice. Under a sanitizer it
- * goes to one kernel. */
-int test_leaves_heavy(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
+/* Whether a target leaves out heavy item `n`, on which such a device works for seconds, since it is
+ * the device's own choice. Under a sanitizer a heavy item goes to one kernel. */
+int test_leaves_heavy(const test_target *target, int n);
 /* The same of an item whose work is mostly padding of tiles and vectors: it goes to OpenCL, which
  * is ten times faster at these. */
 int test_leaves_padded(const test_target *target);

@@ -448,8 +448,8 @@ static int leaves_out(const problem_list *list, int n, const test_target *target
     const double flops = list->flops ? list->flops[n] : 0;
     const int out = test_leaves_out(target, n, p.dtype, p.head_dim) ||
                     (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
-                     : flops > LIST_FLOPS / 4 ? test_leaves_heavy(target, n, p.dtype, p.head_dim)
-                                              : 0) ||
+                     : flops > LIST_FLOPS / 4                    ? test_leaves_heavy(target, n)
+                                                                 : 0) ||
                     (backward && forward_only(&p));
     problem_free(&p);
     return out;

@@ -45,6 +45,15 @@ static void fill_input(uint32_t dtype, void *data, int64_t count, uint64_t size,
     memcpy(data, kept, bytes);
 }
 
+int rig_has_instance(const test_target *target, const char *line) {
+    char error[512];
+    problem p;
+    if (problem_parse(&p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+    const int has = test_has_instance(target, p.dtype, p.head_dim);
+    problem_free(&p);
+    return has;
+}
+
 void rig_create(rig *r, const test_target *target, const char *line,
                 void (*edit)(tess_plan_desc *desc, void *user), void *user) {
     char error[512];

@@ -31,6 +31,10 @@ typedef struct rig {
                     else is set */
 } rig;
 
+/* Whether the instance that a problem needs is one that the target's device compiles, as in
+ * test_has_instance. */
+int rig_has_instance(const test_target *target, const char *line);
+
 /* Makes the problem of `line` ready on a target. `edit` (may be NULL) changes the plan's
  * descriptor. Failures fail the test. */
 void rig_create(rig *r, const test_target *target, const char *line,

@@ -271,10 +271,11 @@ static void test_same_plan_again(void **state) {
     assert_ok(tess_device_open(runtime, &dd, &device));
     assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
     check_kernel(&x);
-    /* A stand-in for a GPU takes its time. Else each way meets one of the codes. */
+    /* Each way meets one of the codes, and on a stand-in for a GPU, which takes its time, some do.
+     */
     for (size_t c = kernel && !test_full(); c < sizeof codes / sizeof *codes; c++)
         for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
-            if (!kernel && !test_full() && (c + w) % 2) continue;
+            if (!test_full() && (c + w) % 2) continue;
             const again a = {again_fail, failures, failed, ways[w], again_live};
             again_code = codes[c].code;
             assert_in_range(again_runs(&x, &a, codes[c].status), 10, 100);
