@@ -25,10 +25,10 @@ typedef struct life {
 } life;
 
 /* A test that fails calls with `code`; `function` finds a life_fault in its state. Tests take
- * turns, of which each has a number from 0 on, those with sticky faults odd ones: with each code,
- * every call fails either once or from then on, and the next one the other way. Under a sanitizer,
- * where the release build beside it has looked at statuses, each call fails in one of all ways.
- * With TESSERA_TEST_FULL=1 it fails in every one of them. */
+ * turns, of which each has a number from 0 on, those with sticky faults odd ones: each call fails
+ * in one or two of the ways, and the next one in others. Under a sanitizer, where the release build
+ * beside it has looked at statuses, each call fails in one of all ways. With TESSERA_TEST_FULL=1 it
+ * fails in every one of them. */
 typedef struct life_fault {
     int code, sticky, turn;
 } life_fault;
@@ -38,7 +38,10 @@ typedef struct life_fault {
     }
 
 static inline void life_calls_fail(const life *l, const life_fault *fault) {
-    const int step = test_full() ? 1 : test_sanitized() ? LIFE_WAYS : 2, code = fault->code;
+    const int step = test_full()        ? 1
+                     : test_sanitized() ? LIFE_WAYS
+                                        : LIFE_WAYS / 2,
+              code = fault->code;
     int k = 1 + fault->turn % step;
     for (; k < l->most_calls; k += step) {
         test_heap heap;
