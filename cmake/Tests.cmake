@@ -86,8 +86,8 @@ function(tessera_test)
     set(kernels kernels_plain)
     list(PREPEND T_ENVIRONMENT POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable)
   endif()
-  # Tests allocate and free large tensors all the time. By default each of them is mapped and cleared
-  # by the system, which takes a fifth of the time.
+  # Tests allocate and free large tensors all the time. By default the system maps and clears each
+  # of them, which takes a fifth of the time.
   list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/${kernels}
     POCL_WORK_GROUP_SPECIALIZATION=0 MALLOC_MMAP_THRESHOLD_=1000000000
     MALLOC_TRIM_THRESHOLD_=1000000000)
