@@ -25,10 +25,10 @@ typedef struct life {
 } life;
 
 /* A test that fails calls with `code`; `function` finds a life_fault in its state. Tests take
- * turns, of which each has a number from 0 on, those with sticky faults odd ones: each call fails
- * in one or two of the ways, and the next one in others. Under a sanitizer, where the release build
- * beside it has looked at statuses, each call fails in one of all ways. With TESSERA_TEST_FULL=1 it
- * fails in every one of them. */
+ * turns, of which each has a number from 0 on, those with sticky faults odd ones: of eight ways
+ * each call fails in two, of four in one, and where there are fewer, some calls do. Under a
+ * sanitizer, where the release build beside it has looked at statuses, each call fails in one of
+ * eight. With TESSERA_TEST_FULL=1 it fails in every one. */
 typedef struct life_fault {
     int code, sticky, turn;
 } life_fault;

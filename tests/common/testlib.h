@@ -51,9 +51,9 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
 void test_targets_close(test_targets *targets);
 
 /* The kernels of a software device are instances of one body, which it compiles for seconds, one
- * for each type and range of head_dim. They take turns: both kernels of OpenCL and the first one of
- * Vulkan have a third of the instances each, so that each type and range runs once. Nothing is left
- * out on all other devices, nor with TESSERA_TEST_FULL=1. */
+ * for each type and range of head_dim. They take turns: both kernels of OpenCL and the larger one
+ * of Vulkan have a third of the instances each, so that each type and range runs once. With
+ * TESSERA_TEST_FULL=1 nothing is left out. */
 enum { TEST_TURNS = 3, TEST_NO_TURN = -1 };
 
 /* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
@@ -61,14 +61,13 @@ enum { TEST_TURNS = 3, TEST_NO_TURN = -1 };
  * any device. */
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
 
-/* Whether problems of that type and head_dim are for a device that has one kernel: software devices
- * compile a third of its instances. */
+/* Whether a device's own choice compiles the instance for that type and head_dim: a software device
+ * with several kernels, those that are its first kernel's turn. */
 int test_has_instance(const test_target *target, uint32_t dtype, int32_t head_dim);
 
 /* Whether a target leaves out problem `n` of a list: if it is not its turn, or, for a device's own
- * choice, which is one of the kernels, if it is none of each seventh. Under a sanitizer the kernels
- * of other devices take turns from problem to problem, and those of the CPU that use no special
- * instructions everywhere. */
+ * choice, which is one of the kernels, if it is none of each seventh. Kernels of the CPU that use
+ * no special instructions take a third of the problems, and so do all kernels under a sanitizer. */
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
 /* Whether a target leaves out heavy item `n`, on which such a device works for seconds, since it is
  * the device's own choice. Under a sanitizer a heavy item goes to one kernel. */

@@ -464,6 +464,7 @@ enum { ENOUGH = 8, ENOUGH_OF_THINNED = 100 };
  * must, and one line that is named. */
 static int must_take(const settings *x, int offered) {
     const int one_kernel = x->backend && strchr(x->backend, '/');
+    if (offered == 0) return 0;
     if (x->every > 1) return one_kernel || offered >= ENOUGH_OF_THINNED;
     return (x->shards == 1 && x->random_count < 0) || offered >= ENOUGH;
 }

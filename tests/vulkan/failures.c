@@ -200,7 +200,7 @@ static int all;
 /* From call `first` on. Without --all a call fails in one of the two ways. Devices with memory of
  * their own differ in few calls, so there some are enough. */
 static void each_call(long first, int sticky, int code, int kind, const rule *r) {
-    const long step = all ? 1 : kind ? 11 : 3;
+    const long step = all ? 1 : kind ? 11 : 2;
     long most = 0;
     for (long k = all ? 1 : first;; k += step) {
         test_heap_init(&heap, 0, 0);
