@@ -606,7 +606,8 @@ class Contract(CommandTest):
         self.assertEqual(sorted(line["problem"] for line in report["lines"]),
                          sorted(result["problem"] for result in report["results"]))
         slow = [result for result in report["results"] if result["status"] == "slow"]
-        self.assertTrue(slow)
+        # What has run tells of the others.
+        self.assertTrue(any(result["estimate_seconds"] for result in slow))
         for result in slow:
             # null: nothing like it has run
             self.assertGreater(result["need_seconds"], result["estimate_seconds"] or 0)
