@@ -271,8 +271,7 @@ static void test_same_plan_again(void **state) {
     assert_ok(tess_device_open(runtime, &dd, &device));
     assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
     check_kernel(&x);
-    /* Each way meets one of the codes, and on a stand-in for a GPU, which takes its time, some do.
-     */
+    /* Each way meets one of the codes; on stand-ins for GPUs, which take their time, half do. */
     for (size_t c = kernel && !test_full(); c < sizeof codes / sizeof *codes; c++)
         for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
             if (!test_full() && (c + w) % 2) continue;
