@@ -102,6 +102,12 @@
 #define TESS_HOLDS_FOR_ALL(x) false
 #endif
 
+/* Ends the kernel. A language whose kernels read the step before this one counts as completed makes
+ * it visible to them here. */
+#ifndef TESS_END_PREPARE
+#define TESS_END_PREPARE
+#endif
+
 /* The same in two words, so that nothing is lost, and the sum, which stops at the largest number.
  */
 #define TESS_ADD_WIDE(place, x)             \
@@ -296,4 +302,5 @@ TESS_PREPARE_KERNEL {
         }
     }
 #include "prepare_head.inl"
+    TESS_END_PREPARE
 }

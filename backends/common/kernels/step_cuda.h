@@ -137,6 +137,11 @@ TESS_FUNCTION uint tess_lane_across(uint x, uint bits) {
 }
 #endif
 
+/* CUDA's kernels that begin early read the step before they wait (kernels/jobs.cuh). */
+#if !defined(__HIP__) && !defined(__HIP_PLATFORM_AMD__)
+#define TESS_END_PREPARE asm volatile("membar.gl;" : : : "memory");
+#endif
+
 #define TESS_ADD_SHARED(to, x)           tess_add_shared(&(to), (x))
 #define TESS_MOST_SHARED(to, x)          tess_most_shared(&(to), (x))
 #define TESS_LEAST_SHARED(to, x)         tess_least_shared(&(to), (x))

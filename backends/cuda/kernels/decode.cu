@@ -567,8 +567,10 @@ template <typename T, typename KV, int D, int TILES, int WARPS, int KEYS> struct
         if constexpr (CODED) coded.units.reset();
         clear(o);
         /* The first keys are found before the wait, unless earlier kernels may still write where
-         * they lie. That is off the path from one kernel's end to the next one's first bytes. */
-        const bool early = !CODED && stages > 0 && !m->places.table && !m->places.slots;
+         * they lie, or have written the lists. That is off the path from one kernel's end to the
+         * next one's first bytes. */
+        const bool early = !CODED && stages > 0 && !m->places.table && !m->places.slots &&
+                           !(a->common.flags & TESS_ARGS_STEP);
         upcoming next = {};
         if (early) next = find_keys<true>(0);
         grid_dependency_wait();
@@ -824,13 +826,10 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
 }
 
 /* A thread block takes one job of a plan. A step has fewer thread blocks than it may have jobs, so
- * each takes several: they are dealt to and fro, since jobs come longest first. A kernel wrote the
- * step's tables, so wait before reading them. */
+ * each takes several: they are dealt to and fro, since jobs come longest first. */
 template <typename T, typename KV, int D, int ROWS, int WARPS, int KEYS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
-    const bool step = a->common.flags & TESS_ARGS_STEP;
-    if (step) grid_dependency_wait();
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
     while (number < jobs) {
@@ -839,6 +838,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
         stride = 2 * gridDim.x - stride;
         if (number < jobs) __syncthreads();
     }
+    grid_dependency_wait(); /* for thread blocks without a job */
 }
 
 } // namespace tess

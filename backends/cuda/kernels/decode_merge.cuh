@@ -62,25 +62,28 @@ struct merge_rows {
         const uint32_t *tables = (const uint32_t *)a->tables,
                        *merge = tables + c->items_at + (uint64_t)(n / groups) * TESS_MERGE_WORDS,
                        *sequence = tables + c->sequences_at +
-                                   (uint64_t)merge[TESS_WORD_MERGE_SEQUENCE] * TESS_SEQUENCE_WORDS;
-        const int32_t rows_of_head = TESS_LOW_HALF(merge[TESS_WORD_MERGE_ROWS]),
-                      all = TESS_HIGH_HALF(merge[TESS_WORD_MERGE_HEADS]) * rows_of_head,
+                                   (uint64_t)table_word(merge + TESS_WORD_MERGE_SEQUENCE) *
+                                       TESS_SEQUENCE_WORDS;
+        const int32_t rows_of_head = TESS_LOW_HALF(table_word(merge + TESS_WORD_MERGE_ROWS)),
+                      all =
+                          TESS_HIGH_HALF(table_word(merge + TESS_WORD_MERGE_HEADS)) * rows_of_head,
                       head_dim = c->head_dim, first = n % groups * a->warps;
         rows = max(min((int32_t)a->warps, all - first), 0);
-        parts = merge[TESS_WORD_MERGE_PARTS];
+        parts = table_word(merge + TESS_WORD_MERGE_PARTS);
         step = c->partial_rows * (head_dim + 2);
         o = (const float *)a->workspace + c->partials_at +
-            (uint64_t)merge[TESS_WORD_MERGE_PARTIAL] * step;
+            (uint64_t)table_word(merge + TESS_WORD_MERGE_PARTIAL) * step;
         row_max = o + c->partial_rows * head_dim + first;
         o += first * head_dim;
         row = threadIdx.x * 4 / head_dim;
         dim = threadIdx.x * 4 - row * head_dim;
         const int32_t in_tile = first + row, packed = in_tile / max(rows_of_head, 1);
-        const int64_t token = (int64_t)((uint64_t)sequence[TESS_WORD_SEQUENCE_Q_START + 1] << 32 |
-                                        sequence[TESS_WORD_SEQUENCE_Q_START]) +
-                              merge[TESS_WORD_MERGE_ROW] + in_tile - packed * rows_of_head,
-                      head = TESS_LOW_HALF(merge[TESS_WORD_MERGE_HEAD]) + packed,
-                      batch = sequence[TESS_WORD_SEQUENCE_BATCH];
+        const uint32_t *const q_start = sequence + TESS_WORD_SEQUENCE_Q_START;
+        const int64_t token =
+                          (int64_t)((uint64_t)table_word(q_start + 1) << 32 | table_word(q_start)) +
+                          table_word(merge + TESS_WORD_MERGE_ROW) + in_tile - packed * rows_of_head,
+                      head = TESS_LOW_HALF(table_word(merge + TESS_WORD_MERGE_HEAD)) + packed,
+                      batch = table_word(sequence + TESS_WORD_SEQUENCE_BATCH);
         o_at = batch * c->o_batch + token * c->o_token + head * c->o_head + dim;
         lse_at = batch * c->lse_batch + token * c->lse_token + head * c->lse_head;
     }
@@ -222,10 +225,6 @@ template <typename T> __device__ __forceinline__ void merge(const tess_decode_ar
     extern __shared__ __align__(128) uint8_t raw[];
     merge_memory *const m = (merge_memory *)raw;
     const tess_args *c = &a->common;
-    if (c->flags & TESS_ARGS_STEP) {
-        grid_dependents_launch();
-        grid_dependency_wait(); /* a kernel wrote the step's tables */
-    }
     const uint32_t groups = (c->partial_rows + a->warps - 1) / a->warps,
                    all = groups * present_jobs((const uint32_t *)a->tables, c);
     merge_rows x;

@@ -31,7 +31,8 @@ struct key_stretch {
         const uint32_t before = strided ? masked + middle : masked,
                        blocks = strided ? listed : middle;
         origin = list.empty + list.short_keys + before * list.block;
-        token = (strided ? entries[w.left_offset] : w.interval_start + w.mask_head) * list.block;
+        token = (strided ? table_word(entries + w.left_offset) : w.interval_start + w.mask_head) *
+                list.block;
         shift = strided ? list.block_shift : 31;
         step = strided ? list.stride * list.block : 0;
         end = token + (int32_t)(strided ? (blocks - 1) * step + list.block : blocks * list.block);

@@ -71,10 +71,23 @@ struct job_words {
     }
 };
 
+/* A word of the tables, from where all multiprocessors see the same. So a kernel that begins early
+ * may read a step's words before it waits: the kernel that wrote them ends with a fence, and none
+ * behind it begins before that, but the cache of a multiprocessor may hold older words. */
+__device__ __forceinline__ uint32_t table_word(const uint32_t *at) {
+#ifdef __CUDA_ARCH__
+    uint32_t word;
+    asm("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(__cvta_generic_to_global(at)));
+    return word;
+#else
+    return *at;
+#endif
+}
+
 /* The number of jobs in this launch. A step may have fewer than it has room for. */
 __device__ __forceinline__ uint32_t present_jobs(const uint32_t *tables, const tess_args *c) {
     if (!(c->flags & TESS_ARGS_STEP)) return c->items;
-    const uint32_t end = tables[c->count_at];
+    const uint32_t end = table_word(tables + c->count_at);
     return end > c->first_item ? min(c->items, end - c->first_item) : 0;
 }
 
@@ -90,9 +103,11 @@ struct table_words {
         class_at =
             tables + c->classes_at + TESS_HIGH_HALF(job(TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
     }
-    __device__ __forceinline__ uint32_t job(uint32_t n) const { return job_at[n]; }
-    __device__ __forceinline__ uint32_t sequence(uint32_t n) const { return sequence_at[n]; }
-    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
+    __device__ __forceinline__ uint32_t job(uint32_t n) const { return table_word(job_at + n); }
+    __device__ __forceinline__ uint32_t sequence(uint32_t n) const {
+        return table_word(sequence_at + n);
+    }
+    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return table_word(class_at + n); }
 };
 
 /* The key blocks of a job in the order in which these kernels take them (a softmax allows any

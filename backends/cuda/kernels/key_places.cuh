@@ -35,9 +35,9 @@ struct key_places {
         slots = 0;
         if (c->flags & TESS_ARGS_COMPACT) {
             const uint32_t *words = tables + c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS;
-            kv_head = words[TESS_WORD_KV_HEAD_POOL_HEAD];
+            kv_head = table_word(words + TESS_WORD_KV_HEAD_POOL_HEAD);
             slots = tables + c->slots_at +
-                    ((int64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] + j->kv_start) *
+                    ((int64_t)table_word(words + TESS_WORD_KV_HEAD_SLOTS_OFFSET) + j->kv_start) *
                         (int64_t)TESS_SLOT_WORDS;
         }
         table = 0;
@@ -63,8 +63,8 @@ struct key_places {
         const tess_args *c = &a->common;
         const uint32_t kv_head = j->head / (int32_t)c->group;
         if (!(c->flags & TESS_ARGS_COMPACT)) return kv_head;
-        return ((const uint32_t *)a->tables)[c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
-                                             TESS_WORD_KV_HEAD_POOL_HEAD];
+        return table_word((const uint32_t *)a->tables + c->kv_heads_at +
+                          kv_head * TESS_KV_HEAD_WORDS + TESS_WORD_KV_HEAD_POOL_HEAD);
     }
 
     /* The token at position t. IN_PLACE, here and below: there are neither pages nor slots. */

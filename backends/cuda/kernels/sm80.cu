@@ -517,9 +517,10 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     memory *m = (memory *)raw;
     const uint32_t *tables = (const uint32_t *)a->tables;
     const int thread = threadIdx.x;
-    const bool step = a->common.flags & TESS_ARGS_STEP;
-    if (step) grid_dependency_wait(); /* a kernel wrote the step's tables */
-    if (blockIdx.x >= present_jobs(tables, &a->common)) return;
+    if (blockIdx.x >= present_jobs(tables, &a->common)) {
+        grid_dependency_wait();
+        return;
+    }
     if (thread == 0) {
         const tess_args *c = &a->common;
         job_words j;

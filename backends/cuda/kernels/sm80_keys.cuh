@@ -50,11 +50,11 @@ struct key_list {
                 w.mask_tail -= w.mask_tail > 0;
                 w.mask_head = min(w.mask_head, w.interval_blocks);
             } else if (w.left_count > 0 &&
-                       entries[w.left_offset + w.left_count - 1] == short_block) {
+                       table_word(entries + w.left_offset + w.left_count - 1) == short_block) {
                 short_keys = rest;
                 short_entry = w.left_offset + --w.left_count;
             } else if (w.right_count > 0 &&
-                       entries[w.right_offset + w.right_count - 1] == short_block) {
+                       table_word(entries + w.right_offset + w.right_count - 1) == short_block) {
                 short_keys = rest;
                 short_entry = w.right_offset + --w.right_count;
             }
