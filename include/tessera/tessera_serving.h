@@ -399,13 +399,14 @@ enum {
 
 /*
  * Prepares a step: turns lengths in device memory into jobs, for every tess_append and tess_run
- * with that step that follows on the stream. One small kernel for each kernel that the plan has, at
- * most three, which all layers of a layout can share. Never allocates, compiles or synchronises, as
- * tess_run. A plan may have any number of steps at once, on any streams, each with a buffer of its
- * own. A step stays as it is until the next tess_prepare: a run with one that was prepared for
- * earlier lengths computes these. After an error it has to be prepared again. A step is used with
- * the plan that it was prepared for. On devices with host memory another plan's is INVALID for
- * tess_run and tess_append; elsewhere it is the caller's duty.
+ * with that step that follows on the stream. One small kernel, which all layers of a layout can
+ * share. Never allocates, compiles or synchronises, as tess_run. A plan may have any number of
+ * steps at once, on any streams, each with a buffer of its own. Nothing else may write to that, not
+ * even a copy of a step: kernels may read it ahead of other work on the stream. A step stays as it
+ * is until the next tess_prepare: a run with one that was prepared for earlier lengths computes
+ * these. After an error it has to be prepared again. A step is used with the plan that it was
+ * prepared for. On devices with host memory another plan's is INVALID for tess_run and tess_append;
+ * elsewhere it is the caller's duty.
  *
  * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
  * legal one, and a bound of cu_rows that falls as the largest before it. q_first is at most the
@@ -415,7 +416,7 @@ enum {
  * since its rows have other positions than was meant. A plan with TESS_PLAN_TRUST_DEVICE takes all
  * of them as they are and counts nothing: what is out of range then makes wild accesses.
  * INVALID: names the field; the plan has no DEVICE_LENGTHS; kv_first without DEVICE_PARTS.
- * UNSUPPORTED: stream.extra for a plan with several kernels. BUSY. DEVICE_LOST. NATIVE.
+ * BUSY. DEVICE_LOST. NATIVE.
  */
 TESS_API tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc);
 
