@@ -26,8 +26,6 @@
 # TESSERA_PROVE_LIST: every N-th problem of gradients (default 1: all).
 # TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for
 # none).
-# TESSERA_PROVE_SM80_RACES=1: racecheck of cuda/sm80's gradients as well. It reports a hazard in the
-# single pass (docs/backward.md).
 set -u
 build=${1:?usage: prove.sh BUILD [BACKEND...]}
 shift
@@ -148,27 +146,29 @@ delayed() {
 }
 
 # checked TOOL NAME [OPTION...]: problems under one of compute-sanitizer's tools, on the device, or
-# kernel, that $sanitized names
+# kernel, that $sanitized names. A kernel also computes what its gradients start from: racecheck
+# does not understand Hopper's.
 sanitized=cuda
 checked() {
   tool=$1
   name=$2
   shift 2
   mkdir -p "$work/masks"
-  compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device "$sanitized" \
-    --masks "$work/masks" "$@" >"$work/log" 2>&1
+  forward=
+  case $sanitized in */*) forward=$sanitized ;; esac
+  TESSERA_KERNEL=$forward compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" \
+    --device "$sanitized" --masks "$work/masks" "$@" >"$work/log" 2>&1
   step "$sanitized: compute-sanitizer $tool$name" "$work/log" $?
 }
 
 # Gradients under the sanitizer: a part of the list, and races in problems of each pattern, of the
-# portable kernels and where wanted of both ways of cuda/sm80, in two passes and in one.
+# portable kernels and of both ways of cuda/sm80, in two passes and in one.
 checked_gradients() {
   [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1 || return 0
   checked memcheck ", gradients" --backward --every "$every"
   for words in 'dense' 's2 block=16 local=2 stride=3' 'window left=40 right=0 sinks=4'; do
     checked racecheck ", gradients, ${words%% *}" --backward --line \
       "heads=4 kv_heads=2 head_dim=40 q_len=70 kv_len=90 pattern=$words"
-    [ "${TESSERA_PROVE_SM80_RACES:-0}" != 0 ] || continue
     sanitized=cuda/sm80
     for order in '' --any-order; do
       # shellcheck disable=SC2086 # no word or one
