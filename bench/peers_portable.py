@@ -36,9 +36,10 @@ class Portable:
         return results
 
     def has_program(self, title):
-        if not self.options.program:
-            self.not_yet(title, "--program names the program that times it")
-        return bool(self.options.program)
+        there = bool(self.options.program) and os.path.isfile(self.options.program)
+        if not there:
+            self.not_yet(title, f"--program: {self.options.program or 'none'} is no program")
+        return there
 
     def host(self):
         """The time of tess_run on the host."""

@@ -302,13 +302,14 @@ class Serving:
 
     def capacity(self):
         """A captured step far below its capacity, over a plan of the lengths that it has."""
-        self.far_below("", 0, 3.0)
+        self.far_below("", 64, 1024, 0, 3.0)
+        self.far_below("", 1, 4096, 0, 3.0)
         # Chunks have a kernel of their own, which is launched and finds nothing to do.
-        self.far_below(" and chunks of 512 rows", 512, 8.0)
+        self.far_below(" and chunks of 512 rows", 64, 1024, 512, 8.0)
 
-    def far_below(self, chunks, chunk, most_us):
-        batch, most = self.device.size(64, 131072)
-        length = max(64, self.device.size(1, 1024)[1])
+    def far_below(self, chunks, batch, length, chunk, most_us):
+        batch, most = self.device.size(batch, 131072)
+        length = max(64, self.device.size(1, length)[1])
         title = (
             f"capacity of {batch} x {most}{chunks} at {length} keys: us of a layer over a plan's"
         )
