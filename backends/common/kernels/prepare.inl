@@ -93,7 +93,7 @@
     TESS_BARRIER
 /* Adds the x of all threads. */
 #define TESS_ADD_ALL(to, x) \
-    if ((x) != 0u) TESS_ADD_SHARED(to, x)
+    if (TESS_LOOP_ENTERS(true) || (x) != 0u) TESS_ADD_SHARED(to, x)
 #endif
 
 /* A barrier, and whether `x` holds for all threads. A language without a barrier that tells says

@@ -35,7 +35,8 @@ typedef long tess_offset;
  * may run no iteration for conditional ones, and the code it clones for those can meet a table of
  * uniform values which outlives the values' addresses: with PoCL 5.0 (LLVM 16), all work-items then
  * used the last one's index into shared memory. A condition around barriers that may as well hold
- * is made to: PoCL compiles all that follows it twice. */
+ * is made to: PoCL compiles all that follows it twice. So is one before them if a work-item alone
+ * decides it: PoCL 5.0 meets paths without an entry, and aborts the process. */
 #define TESS_LOOP_ENTERS(first) (first)
 #else
 #define TESS_LOOP_ENTERS(first) false
