@@ -4,11 +4,11 @@
 
 Every path from the entry of a kernel to an access of global memory has to pass a wait for earlier
 kernels. Only a plan's tables are older than these: they may be read at any time. Those of a step
-(STEP is 1), which a kernel wrote, may be read past the caches of a multiprocessor. Every path to
-the end passes a wait as well: to wait for one kernel is to wait for all before it. An address is in the tables if the only pointer that it
-comes from is the parameter at `tess_offset_tables`, a variable of the file. Pointers that went
-through shared memory are not traced, and count as other ones. No load of what a kernel may have
-written takes it for constant.
+(STEP is 1), which a kernel wrote, may be read past the caches of a multiprocessor. Every path of
+the first thread block passes a wait as well: to wait for a kernel is to wait for all before it. An
+address is in the tables if the only pointer that it comes from is the parameter at
+`tess_offset_tables`, a variable of the file. Pointers that went through shared memory are not
+traced, and count as other ones. No load of what a kernel may have written takes it for constant.
 """
 
 import re

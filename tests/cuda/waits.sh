@@ -37,11 +37,13 @@ for dtype in "f32 float" "bf16 tess_bf16"; do
 done
 
 # The same of others, on every path through the code, with accesses told apart by the pointers that
-# they come from. Once for plans and once for steps, whose tables a kernel wrote.
+# they come from. Once for plans and once for steps, whose tables a kernel wrote. In the first thread
+# block, which always waits.
 waits_before() { # FILE ARGUMENTS
   for step in "0 0u" "1 0u | 1u"; do
     {
-      printf '#%s\n' "include \"$2.h\"" 'undef TESS_ARGS_STEP' "define TESS_ARGS_STEP ${step#* }"
+      printf '#%s\n' "include \"$2.h\"" 'undef TESS_ARGS_STEP' "define TESS_ARGS_STEP ${step#* }" \
+        'define TESS_FIRST_BLOCK true'
       cat "$1"
       printf 'extern "C" { __device__ unsigned tess_offset_tables = '
       printf '__builtin_offsetof(tess_%s, tables); }\n' "$2"
