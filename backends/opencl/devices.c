@@ -112,8 +112,12 @@ static void platform_text(const cl_api *cl, cl_platform_id platform, cl_uint wha
 /* ------------------------------------------------------------------ enumeration */
 
 /* Why a device cannot be used at all, or NULL. */
-static const char *unfit(const cl_api *cl, cl_device_id device) {
-    char version[OPENCL_TEXT];
+static const char *unfit(const cl_api *cl, cl_platform_id platform, cl_device_id device) {
+    char version[OPENCL_TEXT], full[4 * OPENCL_TEXT];
+    /* "OpenCL 3.0 PoCL 6.0+debian  Linux, None+Asserts, RELOC, SPIR-V, LLVM 18.1.8, ..." */
+    platform_text(cl, platform, CL_PLATFORM_VERSION, full, sizeof full);
+    if (strstr(full, "PoCL 6.") && strstr(full, "LLVM 18."))
+        return "PoCL 6 with LLVM 18 may end the process when it compiles a kernel";
     tess_opencl_text(cl, device, CL_DEVICE_VERSION, version, sizeof version);
     char *end = version;
     const long major = strncmp(version, "OpenCL ", 7) == 0 ? strtol(version + 7, &end, 10) : 0,
@@ -157,7 +161,7 @@ static uint32_t add_platform(const tess_host *host, const cl_api *cl, cl_platfor
         return count;
     }
     for (cl_uint n = 0; n < n_devices && n < MOST_DEVICES && count < MOST_DEVICES; n++) {
-        const char *reason = unfit(cl, devices[n]);
+        const char *reason = unfit(cl, platform, devices[n]);
         item.device = devices[n];
         if (reason) {
             char name[OPENCL_TEXT];

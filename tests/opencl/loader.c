@@ -3,7 +3,7 @@
  * A library named like OpenCL's loader that forwards every call to the real one, counts objects
  * that are created and released, and fails the k-th call. The test puts its folder into
  * LD_LIBRARY_PATH. A release that fails releases all the same: what is left alive in the end was
- * forgotten by the backend.
+ * forgotten by the backend. LOADER_PLATFORM is the version that its platforms tell.
  */
 #include "loader.h"
 
@@ -124,8 +124,17 @@ static void count(int kind, int change) {
     }
 
 PLAIN(clGetPlatformIDs, (cl_uint a, cl_platform_id *b, cl_uint *c), (a, b, c))
-PLAIN(clGetPlatformInfo, (cl_platform_id a, cl_uint b, size_t c, void *d, size_t *e),
-      (a, b, c, d, e))
+EXPORT cl_int clGetPlatformInfo(cl_platform_id, cl_uint, size_t, void *, size_t *);
+cl_int clGetPlatformInfo(cl_platform_id platform, cl_uint what, size_t size, void *to,
+                         size_t *length) {
+    if (fails("clGetPlatformInfo")) return control.code;
+    const char *version = getenv("LOADER_PLATFORM");
+    if (!version || what != CL_PLATFORM_VERSION)
+        return real.clGetPlatformInfo(platform, what, size, to, length);
+    if (to) snprintf(to, size, "%s", version);
+    if (length) *length = strlen(version) + 1;
+    return CL_SUCCESS;
+}
 PLAIN(clGetDeviceIDs, (cl_platform_id a, cl_bitfield b, cl_uint c, cl_device_id *d, cl_uint *e),
       (a, b, c, d, e))
 PLAIN(clGetContextInfo, (cl_context a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))

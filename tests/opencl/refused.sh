@@ -34,6 +34,12 @@ elif grep -q 'not available\|no device' "$log"; then
   exit 77
 fi
 export LD_LIBRARY_PATH="$folder"
+# A compiler that may abort is not asked; a near relation is.
+pocl='OpenCL 3.0 PoCL 6.0+debian  Linux, None+Asserts, RELOC, SPIR-V, LLVM'
+LOADER_PLATFORM="$pocl 18.1.8, SLEEF" "$tessera" info >"$log" 2>&1
+says 'PoCL 6 with LLVM 18 may end the process'
+LOADER_PLATFORM="$pocl 17.0.6, SLEEF" "$tessera" info >"$log" 2>&1
+says 'opencl:0'
 LOADER_NVIDIA=7.5 named dtype=f16 'needs compute capability 8.0, and the device has 7.5'
 export LOADER_NVIDIA=8.0
 named dtype=f32 'dtype is f32'

@@ -108,6 +108,11 @@
 #define TESS_END_PREPARE
 #endif
 
+/* A condition that was found before a barrier; a language may find it again. */
+#ifndef TESS_FOUND
+#define TESS_FOUND(before, again) (before)
+#endif
+
 /* The same in two words, so that nothing is lost, and the sum, which stops at the largest number.
  */
 #define TESS_ADD_WIDE(place, x)             \

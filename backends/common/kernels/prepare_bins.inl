@@ -24,7 +24,7 @@ for (uint n = 0u; TESS_LOOP_ENTERS(n == 0u) || n < TESS_STEP_BINS; n += TESS_PRE
                count = is_bin ? bin_count[b] : 0u;
     row_end[thread] = count;
     TESS_SCAN(row_end, tess_sum);
-    if (is_bin)
+    if (TESS_FOUND(is_bin, n + TESS_THREAD < TESS_STEP_BINS))
         bin_above[b] = behind + binned + row_end[thread] - count +
                        (phase == TESS_PHASE_COUNT ? bin_before[b] : 0u);
     binned += row_end[TESS_PREPARE_THREADS - 1u];

@@ -55,7 +55,7 @@ if (q_len > above && q_len <= most) {
     if (phase == TESS_PHASE_LENGTHS)
         shared_blocks = tess_sum(shared_blocks, tess_product(all, TESS_PLAN(KV_HEADS)));
 }
-if (present && phase == first_phase && group == 0u) {
+if (TESS_FOUND(present, first + TESS_THREAD < batch) && phase == first_phase && group == 0u) {
     bool right = true;
     if (!trusted) {
         const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;

@@ -38,6 +38,9 @@ typedef long tess_offset;
  * is made to: PoCL compiles all that follows it twice. So is one before them if a work-item alone
  * decides it: PoCL 5.0 meets paths without an entry, and aborts the process. */
 #define TESS_LOOP_ENTERS(first) (first)
+/* A condition that was found before a barrier is found again: with PoCL 7.1 (LLVM 21), it may hold
+ * for all work-items behind one. */
+#define TESS_FOUND(before, again) (again)
 #else
 #define TESS_LOOP_ENTERS(first) false
 #endif
