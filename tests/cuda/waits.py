@@ -15,7 +15,11 @@ import re
 import sys
 
 REGISTER = re.compile(r"%[a-z]+\d+")
-ACCESS = re.compile(r"\b(?:ld|st|atom|red|cp\.async|prefetch)\S*\.global\S*")
+# Without the name of a space the address is generic, and may be one of global memory.
+ACCESS = re.compile(
+    r"^(?:@!?%p\d+\s+)?((?:ld|st|atom|red|prefetch)\.(?!\S*(?:param|shared|local|const))\S+"
+    r"|cp\.async\S*\.global\S*)"
+)
 LABEL = re.compile(r"^(\$\S+):")
 
 
@@ -103,11 +107,11 @@ def check(name, lines, tables, step):
             continue
         address = REGISTER.findall(line[line.rindex("[") :])[0]
         sources = found.get(address, set()) & known
-        table = sources == {tables} and access.group(0).startswith("ld")
+        table = sources == {tables} and access.group(1).startswith("ld.")
         later += n not in early and not table
-        if n in early and not (table and (not step or ".relaxed.gpu." in access.group(0))):
+        if n in early and not (table and (not step or ".relaxed.gpu." in access.group(1))):
             yield f"before the wait: {line}"
-        if ".nc" in access.group(0) and (step or not table):
+        if ".nc" in access.group(1) and (step or not table):
             yield f"as if it were constant: {line}"
     if not later:
         yield "nothing after a wait"

@@ -831,7 +831,7 @@ template <typename T, typename KV, int D, int ROWS, int WARPS, int KEYS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
-    if (blockIdx.x >= jobs && !TESS_FIRST_BLOCK) return;
+    if (blockIdx.x >= jobs && blockIdx.x > 0) return; /* see grid_dependency_wait() */
     uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
     while (number < jobs) {
         run_job<T, KV, D, ROWS, WARPS, KEYS>(a, raw, number);

@@ -229,7 +229,7 @@ template <typename T> __device__ __forceinline__ void merge(const tess_decode_ar
                    all = groups * present_jobs((const uint32_t *)a->tables, c);
     merge_rows x;
     uint32_t n = blockIdx.x;
-    if (n >= all && !TESS_FIRST_BLOCK) return;
+    if (n >= all && blockIdx.x > 0) return; /* see grid_dependency_wait() */
     if (n < all) x.find(a, n, groups);
     grid_dependents_launch();
     grid_dependency_wait();

@@ -91,12 +91,6 @@ __device__ __forceinline__ uint32_t present_jobs(const uint32_t *tables, const t
     return end > c->first_item ? min(c->items, end - c->first_item) : 0;
 }
 
-/* Of thread blocks without a job, the first one waits for earlier kernels, and all others leave at
- * once, so that the end of the kernel is not theirs to wait for. */
-#ifndef TESS_FIRST_BLOCK /* tests/cuda/waits.sh follows the first one */
-#define TESS_FIRST_BLOCK (blockIdx.x == 0)
-#endif
-
 /* The words of a job, of its sequence and of its class, in the plan's tables. */
 struct table_words {
     const uint32_t *job_at, *sequence_at, *class_at;

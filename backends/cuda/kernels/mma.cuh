@@ -297,7 +297,8 @@ __device__ __forceinline__ float log2_fast(float x) {
  * waited, it reads only tables: the plan's, which are older, or a step's, by table_word() of
  * jobs.cuh. After grid_dependents_launch() the next kernel may begin as early. In every kernel that
  * begins early the first thread block waits, and each that has work, so none ends before its
- * predecessors: to wait for the last one is to wait for all.
+ * predecessors: to wait for the last one is to wait for all. Other thread blocks without work may
+ * leave at once.
  */
 __device__ __forceinline__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
