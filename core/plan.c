@@ -507,16 +507,13 @@ static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
     const tess_sequence longest = {.q_len = (int32_t)d->q_len,
                                    .kv_len = (int32_t)positions_of(plan),
                                    .q_first = (int32_t)(positions_of(plan) - d->q_len)};
-    /* A call is a launch for each kernel. */
-    const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->n_shares;
     const tess_kernel_key key = {.struct_size = sizeof key,
                                  .op = TESS_OP_PREPARE,
                                  .head_dim = plan->head_dim,
                                  .value_head_dim = plan->head_dim,
                                  .block = plan->layout->pattern.block,
                                  .batch = plan->batch,
-                                 .max_in_flight =
-                                     launches > UINT32_MAX ? UINT32_MAX : (uint32_t)launches};
+                                 .max_in_flight = d->max_in_flight ? d->max_in_flight : 4};
     tess_jobs jobs[TESS_SHARES] = {{0}};
     tess_status status = tess_choose_op(plan->device, &key, &plan->prepare);
     for (uint32_t n = 0; n < plan->n_shares && status == TESS_OK; n++) {

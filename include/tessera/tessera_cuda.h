@@ -24,10 +24,12 @@
  *            graph refers to buffers, workspace and plan, which must outlive it.
  * Overlap.   From CUDA 12.3 on, kernels for sm_90 and later use programmatic dependent launch: they
  *            begin while earlier kernels of the stream end, and wait for these before they touch
- *            buffers. They let the next kernel begin as early. A kernel of the application's that
- *            is launched that way must wait (cudaGridDependencySynchronize) before it touches what
- *            tess_run writes. In a graph, some edges to and from such kernels are programmatic:
- *            who asks for edges asks for their data too (cuGraphGetEdges_v2).
+ *            buffers, but for a step, which only tess_prepare writes. They let the next kernel
+ *            begin as early. A kernel of the application's that is launched that way must wait
+ *            (cudaGridDependencySynchronize) in its first thread block, and in all others before
+ *            they touch what tess_run writes: ours wait for the last kernel alone. In a graph, some
+ *            edges to and from such kernels are programmatic: who asks for edges asks for their
+ *            data too (cuGraphGetEdges_v2).
  * Plans.     The first plan of a device loads its code. Where there is only PTX for the GPU, the
  *            driver compiles that, which takes seconds unless its own cache has it. A driver that
  *            is too old for all of the library's code makes tess_plan_create UNAVAILABLE. tess_run

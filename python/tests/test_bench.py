@@ -30,7 +30,7 @@ BARS = {
     "prefill": {"2048 tokens in chunks of": 2},
     "together": {"128 rows and 4 decodes": 1},
     "shared": {"4 sequences that share": 1},
-    "capacity": {"capacity of": 2},
+    "capacity": {"capacity of": 3},
     "nodes": {"graph nodes of a step": 3, "graph nodes of a layer": 3},
     "replay": {"replay of": 1},
     "prepare": {"tess_prepare of": 2},
