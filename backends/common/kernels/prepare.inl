@@ -102,6 +102,13 @@
 #define TESS_HOLDS_FOR_ALL(x) false
 #endif
 
+/* The same in two words, so that nothing is lost, and the sum, which stops at the largest number.
+ */
+#define TESS_ADD_WIDE(place, x)             \
+    TESS_ADD_ALL(sums[place], (x)&0xffffu); \
+    TESS_ADD_ALL(sums[(place) + 1u], (x) >> 16)
+#define TESS_WIDE_SUM(place) tess_sum(tess_product(sums[(place) + 1u], 0x10000u), sums[place])
+
 /* Ends the kernel. A language whose kernels read the step before this one counts as completed makes
  * it visible to them here. */
 #ifndef TESS_END_PREPARE
@@ -112,13 +119,6 @@
 #ifndef TESS_FOUND
 #define TESS_FOUND(before, again) (before)
 #endif
-
-/* The same in two words, so that nothing is lost, and the sum, which stops at the largest number.
- */
-#define TESS_ADD_WIDE(place, x)             \
-    TESS_ADD_ALL(sums[place], (x)&0xffffu); \
-    TESS_ADD_ALL(sums[(place) + 1u], (x) >> 16)
-#define TESS_WIDE_SUM(place) tess_sum(tess_product(sums[(place) + 1u], 0x10000u), sums[place])
 
 /* The first place of `ends`, which rise, that is above `value`. */
 #define TESS_FIND(place, ends, value)                               \
