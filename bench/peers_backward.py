@@ -23,7 +23,7 @@ from peers_gradients import Layer
 from peers_sweep import sweep
 from peers_torch import BACKENDS
 from peers_turns import Bars, spread, turns, write_json
-from tessera_ctypes import BACKWARD, DENSE, S2, WINDOW, Refused, Tessera, pattern
+from tessera_ctypes import BACKWARD, DENSE, PER_KV_HEAD, S2, WINDOW, Refused, Tessera, pattern
 
 TURN_MS = 20.0
 MIB = 1 << 20
@@ -204,27 +204,40 @@ class Bench(Bars):
             self.report(title, rate, 340, "TFLOP/s", spread_of=[t])
 
     def few(self):
-        """Layers of few kv heads and keys, as ranks have them that share a model's heads."""
-        for batch, heads, kv_heads, head_dim, tokens in (
-            (1, 8, 1, 128, 8192),
-            (1, 8, 1, 128, 4096),
-            (1, 16, 2, 128, 4096),
-            (1, 5, 1, 64, 7936),
-            (1, 32, 8, 128, 1024),
-            (4, 8, 1, 128, 1024),
+        """Layers of few kv heads and keys, as ranks have them that share a model's heads; also with
+        S2, whose strided keys make few columns. Their bar is a share of the peer's dense rate."""
+        strided = {"offset": 1, "flags": PER_KV_HEAD}
+        thin = pattern(S2, block=48, local=31, stride=24, **strided)
+        alone = pattern(S2, block=64, local=8, stride=16, **strided)
+        for batch, heads, kv_heads, head_dim, tokens, wanted, bar in (
+            (1, 8, 1, 128, 8192, pattern(DENSE), 1.0),
+            (1, 8, 1, 128, 4096, pattern(DENSE), 1.0),
+            (1, 16, 2, 128, 4096, pattern(DENSE), 1.0),
+            (1, 5, 1, 64, 7936, pattern(DENSE), 1.0),
+            (1, 32, 8, 128, 1024, pattern(DENSE), 1.0),
+            (4, 8, 1, 128, 1024, pattern(DENSE), 1.0),
+            (1, 32, 4, 80, 32768, thin, 0.75),
+            (1, 8, 1, 128, 65536, alone, 0.75),
+            (1, 8, 1, 128, 16384, alone, 0.6),
         ):
             title = f"few columns, {batch} x {heads}/{kv_heads} D={head_dim}, {tokens} tokens"
+            if wanted.kind == S2:
+                title += f", {words_of(wanted)}"
             with Row(self, title):
-                layer = self.layer((batch, heads, kv_heads, head_dim, tokens), pattern(DENSE))
+                layer = self.layer((batch, heads, kv_heads, head_dim, tokens), wanted)
                 plans = {name: self.own(layer, how) for name, how in TURNS}
-                flops, peers = plans["not guaranteed"].info.flops, {}
+                info, peers = plans["not guaranteed"].info, {}
+                kept = info.kept_pairs / info.dense_pairs
                 for name in ("cuDNN", "FlashAttention-2"):
                     peers[name] = self.peer(name, layer)
-                    layer.check_peer(name, peers[name]())
-                t = self.turns([(n, flops, f) for n, f in (peers | plans).items()])
+                    if kept == 1:
+                        layer.check_peer(name, peers[name]())
+                work = [(n, info.flops / kept, f) for n, f in peers.items()]
+                t = self.turns(work + [(n, info.flops, f) for n, f in plans.items()])
                 rival = min(peers, key=lambda name: statistics.median(t[name]))
-                self.over(f"{title}: over {rival}", t[rival], t["not guaranteed"], 1.0)
-                self.over(f"{title}, default: over {rival}", t[rival], t["default"], 1.0)
+                dense = [x * kept for x in t[rival]]
+                self.over(f"{title}: over {rival}", dense, t["not guaranteed"], bar)
+                self.over(f"{title}, default: over {rival}", dense, t["default"], bar)
 
     def sm80(self):
         """The kernel of older GPUs, on this one."""

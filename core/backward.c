@@ -11,8 +11,8 @@ enum {
     LEAST_TURN_COLUMNS = 8,
     MOST_TURN_COLUMNS = 64,
     TURN_STRIPS = 16, /* of the longest sequence for each of them */
-    /* 8,192 keys of 128 dims, and some rows for ends of sequences */
-    MOST_SUM_BYTES = 9 << 20
+    /* of sums: with the words of turns, a workspace is within 8 MiB of what its rows take */
+    MOST_SUM_BYTES = 15 << 19
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -113,7 +113,7 @@ static uint64_t strips_of(const tess_sequence *sequence, uint32_t strip_rows) {
  * `columns` of the columns that run at a time to belong to each. */
 static uint64_t turn_rows(const tess_plan *plan, const tess_columns *x, uint64_t columns) {
     const tess_jobs *jobs = x->jobs;
-    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads * x->parts;
+    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads;
     uint64_t rows = 0;
     for (uint32_t s = 0; s < jobs->n_sequences; s++) rows += (uint64_t)jobs->sequences[s].q_len;
     rows *= (uint64_t)plan->layout->n_heads;
@@ -151,71 +151,85 @@ static void set_sections(const tess_plan *plan, tess_columns *x) {
     x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 
-/* Rows of sums, as tess_launch.n_sums describes them: a multiple of 8 for each kv head. UINT64_MAX:
- * too many to count. */
-static uint64_t sum_rows(const tess_plan *plan) {
-    enum { GROUP = 8 };
-    const uint64_t tokens = (uint64_t)(plan->kv_packed ? plan->kv_len : plan->max_kv_len),
-                   entries = plan->kv_packed ? 1 : plan->batch,
-                   groups = (tokens + GROUP - 1) / GROUP * entries + plan->n_sequences;
-    uint64_t rows;
-    return checked_mul(groups, GROUP * (uint64_t)plan->layout->n_kv_heads, &rows) ? rows
-                                                                                  : UINT64_MAX;
+/* What a multiprocessor's share of all columns is, in rows of query heads. */
+static uint64_t column_share(const tess_plan *plan, const tess_columns *x) {
+    return (x->near_cost + x->far_cost) / plan->device->caps.parallel_jobs;
 }
 
 /*
- * Into how many parts the query heads of each kv head are cut. One column for all of them is least
+ * Into how many parts the query heads of a long column are cut. One column for all of them is least
  * work. But where a device has few columns, it waits for the longest one: those of a single kv head
- * of 8,192 tokens are 64. Parts end one after the other, each of which takes about as long as a
- * step, so there are at most as many as the root of the longest column's steps. Results of a batch-
- * invariant plan must not depend on how many columns there are.
+ * of 8,192 tokens are 64, and strided keys of S2 with a large stride are few as well. Parts end one
+ * after the other, each of which takes about as long as a step, so there are at most as many as the
+ * root of the longest column's steps. Results of a batch-invariant plan must not depend on how many
+ * columns there are.
  */
 static uint32_t column_parts(const tess_plan *plan, const tess_columns *x) {
     const tess_layout *layout = plan->layout;
-    const uint64_t bytes = plan->shares[0].kernel.sum_bytes,
-                   group = (uint64_t)(layout->n_heads / layout->n_kv_heads),
-                   workers = plan->device->caps.parallel_jobs, longest = x->most_cost,
-                   steps = longest / x->step_rows, all = x->near_cost + x->far_cost;
+    const uint64_t group = (uint64_t)(layout->n_heads / layout->n_kv_heads),
+                   share = column_share(plan, x), steps = x->most_cost / x->step_rows;
     uint64_t parts = 1;
-    if (bytes == 0 || (plan->flags & TESS_PLAN_BATCH_INVARIANT) ||
-        x->jobs->n_runs != (uint32_t)layout->n_kv_heads || sum_rows(plan) > MOST_SUM_BYTES / bytes)
+    if (plan->shares[0].kernel.sum_bytes == 0 || (plan->flags & TESS_PLAN_BATCH_INVARIANT) ||
+        x->jobs->n_runs != (uint32_t)layout->n_kv_heads)
         return 1;
     for (uint64_t n = 2; n <= group && n * n <= steps; n++) {
-        if (2 * longest <= parts * (all / workers)) break;
+        if (2 * x->most_cost <= parts * share) break;
         if (group % n == 0) parts = n;
     }
     return (uint32_t)parts;
 }
 
-static tess_status count_columns(tess_plan *plan, const tess_jobs *jobs, uint32_t parts,
-                                 tess_columns *columns) {
-    const tess_kernel *kernel = &plan->shares[0].kernel;
-    TESS_RETURN_IF_ERROR(tess_columns_create(
-        columns, jobs, kernel->tile_keys, kernel->step_rows, parts,
-        (kernel->turns ? TESS_COLUMNS_TURNS : 0) |
-            (plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_COLUMNS_INVARIANT : 0)));
-    return tess_columns_count(columns);
+/*
+ * Columns with fewer rows than this are not cut. Whole ones come last, when some multiprocessors
+ * have nothing else to do: a run takes half of the longest one longer. To cut a column takes time
+ * as well. About to end, its parts wait for each other, and exchange sums in about the time of
+ * EXCHANGE_STEPS steps each.
+ */
+static uint64_t least_cut(const tess_plan *plan, const tess_columns *x, uint64_t parts) {
+    enum { SMALL_PART = 8, EXCHANGE_STEPS = 3 };
+    const uint64_t share = column_share(plan, x), workers = plan->device->caps.parallel_jobs,
+                   of_one = parts * parts / 2 * EXCHANGE_STEPS * x->step_rows;
+    uint64_t least = share, best = UINT64_MAX;
+    for (uint64_t rows = share; rows > 0 && rows >= share / SMALL_PART; rows /= 2) {
+        const uint64_t time = rows / 2 + tess_columns_longer(x, rows) * of_one / workers;
+        if (time >= best) continue;
+        best = time;
+        least = rows;
+    }
+    return least;
+}
+
+/* Cuts the columns that take so long that a run would wait for them. */
+static tess_status cut_columns(tess_plan *plan, tess_columns *x) {
+    const uint32_t parts = column_parts(plan, x), bytes = plan->shares[0].kernel.sum_bytes;
+    plan->column_parts = 1;
+    if (parts == 1) return TESS_OK;
+    TESS_RETURN_IF_ERROR(tess_columns_cut(x, parts, least_cut(plan, x, parts)));
+    if (x->n_cut == 0) return TESS_OK;
+    plan->column_parts = parts;
+    plan->n_cut_columns = x->n_cut;
+    plan->memory.n_sums = (uint64_t)smaller(x->n_cut, larger(1, MOST_SUM_BYTES / bytes));
+    plan->memory.sum_bytes = bytes;
+    return TESS_OK;
 }
 
 tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_columns *columns) {
     const tess_kernel *kernel = &plan->shares[0].kernel;
     tess_memory_plan *memory = &plan->memory;
     uint64_t strips = 0;
-    TESS_RETURN_IF_ERROR(count_columns(plan, jobs, 1, columns));
-    plan->column_parts = column_parts(plan, columns);
-    if (plan->column_parts > 1) {
-        tess_columns_release(columns);
-        TESS_RETURN_IF_ERROR(count_columns(plan, jobs, plan->column_parts, columns));
-        memory->n_sums = sum_rows(plan);
-        memory->sum_bytes = kernel->sum_bytes;
-    }
+    TESS_RETURN_IF_ERROR(tess_columns_create(
+        columns, jobs, kernel->tile_keys, kernel->step_rows,
+        (kernel->turns ? TESS_COLUMNS_TURNS : 0) |
+            (plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_COLUMNS_INVARIANT : 0)));
+    TESS_RETURN_IF_ERROR(tess_columns_count(columns));
+    TESS_RETURN_IF_ERROR(cut_columns(plan, columns));
     set_sections(plan, columns);
     for (uint32_t n = 0; n < plan->n_sequences; n++)
         strips += strips_of(&plan->sequences[n], kernel->strip_rows);
     if (strips > UINT32_MAX)
         return tess_unsupported("%s: batch: its rows make 2^32 strips or more", in_create);
-    memory->n_columns = columns->n_columns;
-    memory->n_segments = columns->n_segments;
+    memory->n_columns = columns->n_columns + columns->more_columns;
+    memory->n_segments = columns->n_segments + columns->more_segments;
     memory->n_strips = strips;
     memory->n_first_strips = plan->n_sequences;
     memory->n_strip_heads = (uint64_t)plan->layout->n_heads;

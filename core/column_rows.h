@@ -15,18 +15,15 @@ typedef struct tess_stretch {
     int64_t first, blocks;
 } tess_stretch;
 
-/* One kv head of one sequence, or a part of its query heads, whose columns and segments are added
- * to those of *x. */
+/* One kv head of one sequence, whose columns and segments are added to those of *x. */
 typedef struct tess_column_walk {
     tess_columns *x;
     const tess_layout *layout;
     tess_status status; /* OK, or why the walk ends */
     uint32_t sequence, kv_head;
-    uint32_t part;              /* of the query heads */
     int64_t block, p0, p1;      /* positions of the rows, [p0, p1) */
     int64_t kv_len, first, end; /* positions of keys end at kv_len; their blocks are [first, end) */
     const tess_head_run *run, *last_run; /* [run, last_run) */
-    tess_head_run own;                   /* what `run` is where there are several parts */
     uint64_t cost;                       /* rows of query heads of the column at hand */
     uint32_t *starts;                    /* of tess_columns, at the kv head */
     /* In plans with turns: */

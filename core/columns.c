@@ -342,25 +342,14 @@ static void begin_turns(tess_column_walk *w) {
         tess_turn_reset(&w->x->maps[n], (uint32_t)((w->p1 - w->p0 + strip - 1) / strip));
 }
 
-static uint64_t all_heads(const tess_columns *x) {
-    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads * x->parts;
-}
-
-/* The columns of the walk's part of a kv head. */
-static tess_status walk_part(tess_column_walk *w) {
+/* The columns of the walk's kv head. */
+static tess_status walk_head(tess_column_walk *w) {
     tess_columns *x = w->x;
     const tess_head_run *const runs = x->jobs->runs;
     w->starts[0] = w->starts[1] = (uint32_t)x->n_columns;
     if (w->first >= w->end) return TESS_OK;
     w->run = runs + x->run_start[w->kv_head];
     w->last_run = runs + x->run_start[w->kv_head + 1];
-    if (x->parts > 1) {
-        w->own = *w->run;
-        w->own.heads = (uint16_t)(w->own.heads / x->parts);
-        w->own.head = (uint16_t)(w->own.head + w->part * w->own.heads);
-        w->run = &w->own;
-        w->last_run = &w->own + 1;
-    }
     w->upward = false;
     if (x->turns) begin_turns(w);
     kv_head_columns(w);
@@ -383,9 +372,8 @@ static tess_status walk_heads(tess_columns *x) {
         w.kv_len = span.kv_len;
         w.first = span.first;
         w.end = span.end;
-        for (w.kv_head = 0; w.kv_head < (uint32_t)layout->n_kv_heads; w.kv_head++)
-            for (w.part = 0; w.part < x->parts; w.part++, w.starts += 2)
-                TESS_RETURN_IF_ERROR(walk_part(&w));
+        for (w.kv_head = 0; w.kv_head < (uint32_t)layout->n_kv_heads; w.kv_head++, w.starts += 2)
+            TESS_RETURN_IF_ERROR(walk_head(&w));
     }
     w.starts[0] = (uint32_t)x->n_columns;
     return TESS_OK;
@@ -394,7 +382,7 @@ static tess_status walk_heads(tess_columns *x) {
 /* Refuses at once what could not be counted in reasonable time. */
 static tess_status check_count(tess_columns *x) {
     const tess_jobs *jobs = x->jobs;
-    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads * x->parts;
+    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads;
     uint64_t least = 0;
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_key_span span = tess_jobs_span(jobs, s);
@@ -414,22 +402,28 @@ tess_status tess_columns_count(tess_columns *x) {
     return TESS_OK;
 }
 
+/* The first column of a kv head, or of those that come last (`from` is 1), that is not cut. */
+static uint32_t first_uncut(const tess_columns *x, uint64_t head, int from) {
+    const uint32_t *starts = &x->starts[2 * head];
+    return (uint32_t)larger(starts[from], starts[0] + (x->cut ? x->cut[head] : 0));
+}
+
 uint64_t tess_columns_far(const tess_columns *x) {
     uint64_t most = 0;
-    for (uint64_t head = 0; head < all_heads(x); head++) {
-        const uint64_t far = x->starts[2 * head + 1] - x->starts[2 * head];
-        if (far > most) most = far;
+    for (uint64_t head = 0; head < tess_columns_heads(x); head++) {
+        const uint32_t first = first_uncut(x, head, 0), end = x->starts[2 * head + 1];
+        if (end > first && end - first > most) most = end - first;
     }
     return most;
 }
 
-/* Where the section that begins with kv head `at`, or a part of one, ends: after the one whose rows
- * bring *sum to `target`. */
+/* Where the section that begins with kv head `at` ends: after the one whose rows bring *sum to
+ * `target`. */
 static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target, uint64_t *sum) {
     const tess_jobs *jobs = x->jobs;
-    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads * x->parts,
+    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads,
                    group = (uint64_t)jobs->tiler->layout->n_heads / heads;
-    for (; at < all_heads(x) && *sum < target; at++)
+    for (; at < tess_columns_heads(x) && *sum < target; at++)
         *sum += group * (uint64_t)jobs->sequences[at / heads].q_len;
     return at;
 }
@@ -450,8 +444,9 @@ static const tess_column_copies *copies_end(const tess_columns *x) {
 static void count_columns(tess_columns *x, const section *s) {
     tess_order_again(&x->order);
     for (uint64_t head = s->begin; head < s->end; head++) {
-        const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
-        for (uint32_t n = starts[s->from]; n < last; n++) x->order.bucket[x->places[n]]++;
+        const uint32_t last = x->starts[2 * head + (uint64_t)s->to];
+        for (uint32_t n = first_uncut(x, head, s->from); n < last; n++)
+            x->order.bucket[x->places[n]]++;
     }
 }
 
@@ -474,12 +469,13 @@ static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places
     const tess_column_copies *c = *copies, *const c_end = copies_end(x);
     places = tess_order_places(&x->order, places);
     for (uint64_t head = s->begin; head < s->end; head++) {
-        const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
+        const uint32_t first = first_uncut(x, head, s->from),
+                       last = x->starts[2 * head + (uint64_t)s->to];
         if (!x->turns) {
-            place_downward(x, starts[s->from], last, out);
+            place_downward(x, first, last, out);
             continue;
         }
-        for (uint32_t n = starts[s->from]; n < last;) {
+        for (uint32_t n = first; n < last;) {
             const uint64_t next = c < c_end ? c->column : last;
             for (; n < last && n < next; n++) {
                 x->places[n] = bucket[x->places[n]]++;
@@ -500,7 +496,8 @@ static uint64_t last_section(const tess_columns *x, uint64_t total) {
     const uint64_t wanted = x->parallel * x->most_cost;
     if (wanted >= x->near_cost + x->far_cost) return total;
     if (wanted <= x->near_cost) return 0;
-    return total / PARTS * ((wanted - x->near_cost) * PARTS / x->far_cost) + total / all_heads(x);
+    return total / PARTS * ((wanted - x->near_cost) * PARTS / x->far_cost) +
+           total / tess_columns_heads(x);
 }
 
 /* Goes through sections of about `rows` rows of query heads, of which the last one has `least` or
@@ -513,7 +510,7 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
                    rest = total - last,
-                   sections = rest == 0 ? 0 : smaller((rest - 1) / rows + 1, all_heads(x));
+                   sections = rest == 0 ? 0 : smaller((rest - 1) / rows + 1, tess_columns_heads(x));
     section s = {.from = from, .to = to};
     for (uint64_t n = 1; n <= sections; n++) {
         s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
@@ -521,9 +518,9 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
         places = place_columns(x, &s, places, &copies, out);
         s.begin = s.end;
     }
-    s.end = all_heads(x);
+    s.end = tess_columns_heads(x);
     /* Of a single section, the buckets hold what the count left there. */
-    if (s.begin != 0 || to - from != 2) count_columns(x, &s);
+    if (s.begin != 0 || to - from != 2 || x->n_cut != 0) count_columns(x, &s);
     return place_columns(x, &s, places, &copies, out);
 }
 
@@ -546,13 +543,15 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     uint64_t total = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t least = last_section(x, total);
+    const uint32_t cut = tess_cut_columns_place(x, out);
     if (x->turns && x->section_rows != 0) {
-        const uint32_t far = place_sections(x, x->section_rows, least, 0, 1, 0, out);
+        const uint32_t far = place_sections(x, x->section_rows, least, 0, 1, cut, out);
         (void)place_sections(x, x->near_rows, 0, 1, 2, far, out);
     } else {
-        (void)place_sections(x, x->section_rows, least, 0, 2, 0, out);
+        (void)place_sections(x, x->section_rows, least, 0, 2, cut, out);
     }
     place_segments(x, segments);
+    tess_cut_segments_place(x, out, segments);
 }
 
 /* ------------------------------------------------------------------ lists of masks */
@@ -670,7 +669,7 @@ static tess_status create_maps(tess_columns *x) {
 }
 
 tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows, uint32_t parts, uint32_t flags) {
+                                uint32_t step_rows, uint32_t flags) {
     enum { INVARIANT_SHIFT = 6 }; /* steps of 64 rows, however long the longest column is */
     const bool turns = flags & TESS_COLUMNS_TURNS;
     const tess_layout *layout = jobs->tiler->layout;
@@ -681,7 +680,6 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
     x->jobs = jobs;
     x->tile_keys = tile_keys;
     x->step_rows = step_rows;
-    x->parts = parts;
     while (step_rows > 1 && step_rows % 2 == 0) {
         step_rows /= 2;
         x->strip_shift++;
@@ -702,8 +700,10 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
         while (run < jobs->n_runs && jobs->runs[run].kv_head < g) run++;
         x->run_start[g] = run;
     }
-    x->starts = tess_mem_alloc(x->runtime, (size_t)(2 * all_heads(x) + 1) * sizeof *x->starts, 64);
-    if (!x->starts) return tess_columns_no_memory((2 * all_heads(x) + 1) * sizeof *x->starts);
+    x->starts =
+        tess_mem_alloc(x->runtime, (size_t)(2 * tess_columns_heads(x) + 1) * sizeof *x->starts, 64);
+    if (!x->starts)
+        return tess_columns_no_memory((2 * tess_columns_heads(x) + 1) * sizeof *x->starts);
     x->turns = turns;
     if (turns) TESS_RETURN_IF_ERROR(create_maps(x));
     return masked ? make_lists(x) : TESS_OK;
@@ -717,13 +717,16 @@ void tess_columns_release(tess_columns *x) {
     tess_spare_give(x->runtime, x->places, (size_t)x->places_room * sizeof *x->places);
     tess_spare_give(x->runtime, x->segments, (size_t)x->segments_room * sizeof *x->segments);
     tess_spare_give(x->runtime, x->columns, (size_t)x->columns_room * sizeof *x->columns);
+    tess_mem_free(x->runtime, x->cut, (size_t)tess_columns_heads(x) * sizeof *x->cut);
+    tess_mem_free(x->runtime, x->cut_columns, (size_t)x->n_list * sizeof *x->cut_columns);
     tess_mem_free(x->runtime, x->turn_runs,
                   (size_t)(x->n_maps * x->map_runs) * sizeof *x->turn_runs);
     tess_mem_free(x->runtime, x->maps, x->n_maps * sizeof *x->maps);
     tess_mem_free(x->runtime, x->bits, (size_t)x->n_entries * sizeof *x->bits);
     tess_mem_free(x->runtime, x->entries, (size_t)x->n_entries * sizeof *x->entries);
     tess_mem_free(x->runtime, x->list_start, (size_t)list_starts(x) * sizeof *x->list_start);
-    tess_mem_free(x->runtime, x->starts, (size_t)(2 * all_heads(x) + 1) * sizeof *x->starts);
+    tess_mem_free(x->runtime, x->starts,
+                  (size_t)(2 * tess_columns_heads(x) + 1) * sizeof *x->starts);
     tess_order_release(&x->order, x->runtime);
     tess_mem_free(x->runtime, x->residues, (size_t)layout->n_heads / heads * sizeof *x->residues);
     tess_mem_free(x->runtime, x->run_start, (heads + 1) * sizeof *x->run_start);

@@ -21,11 +21,17 @@ typedef struct tess_column_copies {
     uint32_t wait; /* of the lower segments; the upper ones wait for the column before */
 } tess_column_copies;
 
+/* A column that is cut by query heads. */
+typedef struct tess_cut_column {
+    uint64_t rows;   /* of query heads; no more than the columns before it in the kv head have */
+    uint32_t column; /* its number as they were counted */
+    uint32_t head;   /* the kv head, through all sequences */
+} tess_cut_column;
+
 typedef struct tess_columns {
     tess_runtime *runtime;
     const tess_jobs *jobs; /* of the same sequences; has the layout and the runs of heads */
     uint32_t tile_keys, step_rows;
-    uint32_t parts;      /* into which the query heads of each kv head are cut */
     int64_t tile_blocks; /* most key blocks of a column; 0: a block is cut into columns */
     /* [n_kv_heads + 1] of the runs of heads, and room for the residues of one kv head */
     uint32_t *run_start;
@@ -60,10 +66,18 @@ typedef struct tess_columns {
     tess_column *columns;
     uint32_t *places;
     tess_segment *segments;
-    /* [2 for each part of each kv head of each sequence, and 1] where its columns begin, and those
-     * of them that come after all others where there are turns. */
+    /* [2 for each kv head of each sequence, and 1] where its columns begin, and those of them that
+     * come after all others where there are turns. */
     uint32_t *starts;
     uint64_t most_cost, far_cost, near_cost; /* of a column; of all: rows of query heads */
+
+    /* What tess_columns_cut cut into `parts` columns each: n_cut columns, in the order of the
+     * table, and how many of each kv head of each sequence; else NULL. */
+    uint32_t parts;
+    uint32_t *cut;
+    tess_cut_column *cut_columns; /* [n_list] */
+    uint64_t n_cut, n_list;
+    uint64_t more_columns, more_segments; /* than were counted */
 
     /* [0: one section] Set between count and place. Columns come in sections of about equal size,
      * longest first in each, that take kv heads with about this many rows of query heads. */
@@ -82,19 +96,38 @@ enum {
     TESS_COLUMNS_INVARIANT = 2
 };
 
-/* Prepares the count. `jobs` are counted already, and must outlive the columns. With `parts` above
- * 1, each kv head has a single run of heads, whose number `parts` divides. Each part of its heads
- * then has columns of its own, with the same keys as those of the others. */
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows, uint32_t parts, uint32_t flags);
+                                uint32_t step_rows, uint32_t flags);
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);
 
+/* Between count and place: cuts the columns of more than `least` rows of query heads into `parts`
+ * columns with the same keys, each with as many of the query heads: of each kv head the first ones
+ * up to one that is shorter. Each kv head has a single run of heads, whose number `parts` divides.
+ * They come first in the table, longest first, and columns with the same keys one after the other.
+ */
+tess_status tess_columns_cut(tess_columns *columns, uint32_t parts, uint64_t least);
+/* How many columns that would be. */
+uint64_t tess_columns_longer(const tess_columns *columns, uint64_t least);
+
+/* For tess_columns_place: writes those columns, and returns the place after them; then their
+ * segments, when those of all columns are there. */
+uint32_t tess_cut_columns_place(tess_columns *columns, tess_column *out);
+void tess_cut_segments_place(const tess_columns *columns, const tess_column *out,
+                             tess_segment *segments);
+
+/* How many kv heads all sequences have. */
+static inline uint64_t tess_columns_heads(const tess_columns *columns) {
+    const tess_jobs *jobs = columns->jobs;
+    return jobs->n_sequences * (uint64_t)jobs->tiler->layout->n_kv_heads;
+}
+
 /* The failure of so many bytes. */
 tess_status tess_columns_no_memory(uint64_t bytes);
 
-/* With turns: the most columns of a kv head that do not come after all others. */
+/* With turns: the most columns of a kv head that come neither before all others nor after them. */
 uint64_t tess_columns_far(const tess_columns *columns);
 
 /* Writes what the last count counted, and the entries that segments name. */

@@ -64,9 +64,10 @@ struct tess_plan {
     uint64_t first_block_bytes;
     tess_tables tables;
     tess_memory_plan memory;
-    uint32_t column_parts; /* backward: into which the query heads of a kv head are cut */
-    void *table_memory;    /* NULL where the tables are in device memory */
-    uint64_t *range_start; /* [n_ranges + 1]; NULL: one range, or none without jobs */
+    uint32_t column_parts;  /* backward: [1: none] into which long columns are cut, */
+    uint64_t n_cut_columns; /* and how many of them are */
+    void *table_memory;     /* NULL where the tables are in device memory */
+    uint64_t *range_start;  /* [n_ranges + 1]; NULL: one range, or none without jobs */
     uint64_t n_ranges;
     uint64_t host_bytes;
     double create_seconds;

@@ -529,6 +529,7 @@ static tess_status launch_stages(const tess_plan *plan, tess_launch *l) {
     l->column_heads = l->group / plan->column_parts;
     l->sums_at = plan->memory.sums_at;
     l->n_sums = plan->memory.n_sums;
+    l->n_cut_columns = plan->n_cut_columns;
     uint64_t first = 0;
     for (uint32_t n = 0; n < TESS_STAGES; n++) {
         const span own = common(jobs, (span){first, tess_plan_stage(plan, n)});

@@ -75,7 +75,8 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_keys = TESS_SM90_COLUMN_KEYS;
     kernel->step_rows = kernel->strip_rows = x->rows;
     kernel->turns = key->determinism == 0;
-    kernel->sum_bytes = 2 * sizeof(uint32_t) + 2 * (uint32_t)x->head_dim * sizeof(float);
+    kernel->sum_bytes =
+        2 * sizeof(uint32_t) + TESS_SM90_COLUMN_KEYS * 2 * (uint32_t)x->head_dim * sizeof(float);
     kernel->strip_bytes = (x->rows * (2 + (uint64_t)x->head_dim) + kernel->turns) * sizeof(float);
     return status;
 }
@@ -108,11 +109,12 @@ static void fill(const tess_launch *l, const instance *x, tess_sm90_backward_arg
     if (l->kernel->turns)
         a->turns = a->accumulators + (uint64_t)l->n_strips * l->n_heads * x->rows *
                                          (uint64_t)x->head_dim * sizeof(float);
-    a->sum_turns = workspace + l->sums_at;
-    a->sums = a->sum_turns + l->n_sums * 2 * sizeof(uint32_t);
-    a->sum_rows = (int64_t)(l->n_sums / (l->n_heads / l->group));
-    a->column_heads = l->column_heads;
+    a->sums = workspace + l->sums_at;
+    a->sum_turns =
+        a->sums + l->n_sums * TESS_SM90_COLUMN_KEYS * 2 * (uint64_t)x->head_dim * sizeof(float);
     a->parts = l->group / l->column_heads;
+    a->cut_columns = (uint32_t)l->n_cut_columns * a->parts;
+    a->n_sums = l->n_sums > 0 ? (uint32_t)l->n_sums : 1;
     a->sequences_at = (uint32_t)(t->sequences_at / 4);
     a->classes_at = (uint32_t)(t->classes_at / 4);
     a->segments_at = (uint32_t)(t->segments_at / 4);
@@ -200,10 +202,10 @@ static tess_status launch_columns(tess_driver_device *d, const tess_launch *l, c
     return TESS_OK;
 }
 
-/* The first part of each column is to add first. */
+/* No column has added to sums yet. */
 static tess_status clear_sum_turns(tess_driver_device *d, const tess_launch *l,
                                    const tess_sm90_backward_args *a, void *stream) {
-    if (a->parts == 1 || l->first_job != 0) return TESS_OK;
+    if (l->n_sums == 0 || l->first_job != 0) return TESS_OK;
     const int code = d->driver->call.fill(a->sum_turns, 0, 2 * l->n_sums, stream);
     return code == DRIVER_OK ? TESS_OK
                              : tess_driver_fail(d, "cuMemsetD32Async", "turns of sums", code);

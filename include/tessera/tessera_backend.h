@@ -176,10 +176,9 @@ typedef struct tess_kernel_costs {
  * single pass has none of FINISH without d_q. A column may find d_k, d_v or both of kind NONE.
  *
  * Whatever stages hand on to each other lies in the workspace: the kernel's scratch, and behind it
- * strip_bytes for each strip and query head, and sum_bytes for each row of sums where columns
- * are cut. How these are laid out is the kernel's choice; Delta as float
- * [n_heads][n_strips * strip_rows] is a good one. Row r of sequence s belongs to strip
- * first_strips[s] + r / strip_rows.
+ * strip_bytes for each strip and query head, and sum_bytes for each column that is cut. How these
+ * are laid out is the kernel's choice; Delta as float [n_heads][n_strips * strip_rows] is a good
+ * one. Row r of sequence s belongs to strip first_strips[s] + r / strip_rows.
  */
 enum {
     TESS_STAGE_DELTA = 1u << 0,
@@ -212,8 +211,8 @@ struct tess_kernel {
     /* 1: segments have turns, and are cut as strips are (tessera_turns.h). For a single pass whose
      * step_rows are its strip_rows, and a key with `turns`. */
     uint32_t turns;
-    /* [0: never] Workspace for each row of sums where a plan cuts the query heads of kv heads into
-     * parts, since it had too few columns otherwise: see tess_launch.column_heads. */
+    /* [0: never] Workspace for the sums of columns with the same keys, where a plan cuts its
+     * longest columns by query heads: see tess_launch.column_heads. */
     uint32_t sum_bytes;
 };
 
@@ -315,20 +314,21 @@ typedef struct tess_launch {
     /* 1: TESS_PLAN_TRUST_DEVICE: page ids, lengths and positions need no check. */
     uint32_t trusted;
     /*
-     * COLUMNS: query heads whose rows a column has. If these are fewer than `group`, there are
-     * group / column_heads columns with the same keys. That of the kv head's first column_heads
-     * comes first in the table, then that of the next ones, and so on. Their sums for dK and dV
-     * have to be added up in this order, and the last of them writes the result. They meet in
-     * sum_bytes of workspace for each of n_sums rows, as many for each kv head. Key t of sequence s
-     * has row kv_batch * kv_tokens + kv_start + 8 * s + t of its kv head's, where kv_tokens is
-     * rounded up to a multiple of 8: so unused rows follow a sequence's, up to such a multiple. A
-     * column may wait for the one before it, as with turns (tessera_turns.h), and what tells
-     * whose turn it is starts anew where DELTA begins with job 0: ranges may split COLUMNS. Of
-     * columns without segments each may write its zeros.
+     * COLUMNS: the n_cut_columns longest columns are cut by query heads. Each has become `parts`
+     * columns with the same keys, group / column_heads of them, which are the first ones of the
+     * plan's table. Column c < n_cut_columns * parts has column_heads query heads, those of part
+     * c % parts of its kv head's. What columns with the same keys have for dK and dV is added up in
+     * their order, and the last of them writes the result. They meet in sum_bytes of workspace, of
+     * which there are n_sums: those of number c / parts % n_sums. So the first of them has to wait
+     * until columns n_sums * parts before it are done with these. Columns wait for such with lower
+     * numbers alone, as with turns, where each leaves the number of the first one with its keys
+     * (tessera_turns.h). What tells whose turn it is to add sums starts anew where DELTA begins
+     * with job 0: ranges may split COLUMNS.
      */
     uint32_t column_heads;
-    uint64_t sums_at; /* bytes from workspace.offset: n_sums * sum_bytes */
+    uint64_t sums_at; /* [n_sums is 0: none] bytes from workspace.offset: n_sums * sum_bytes */
     uint64_t n_sums;
+    uint64_t n_cut_columns;
 } tess_launch;
 
 typedef struct tess_backend {

@@ -87,7 +87,7 @@ typedef struct tess_merge {
 /*
  * A column is what one workgroup (or CPU thread) does for dK and dV: some keys of one kv head, and
  * all rows that read them, of all query heads of the kv head or of tess_launch.column_heads. A
- * plan's columns have each key of each sequence once, or once for each column_heads of a kv head,
+ * plan's columns have each key of each sequence once, or in as many columns as theirs is cut into,
  * also those that no row reads: dK and dV are written as 0 there.
  *
  * The keys are `blocks` key blocks, or a part of one where tile_keys is less than a block. They are

@@ -10,7 +10,8 @@
  *
  *   1. waits at (strip, query head) until the word is the segment's `wait`, then
  *   2. adds its rows and, once they are in memory,
- *   3. sets the word to its own number plus 1 (tess_turn_leave).
+ *   3. sets the word to its own number plus 1 (tess_turn_leave). Columns that are cut by query
+ *      heads set it to that of the first one with their keys (tess_turn_column).
  *
  * It does so at each strip and query head of its segments, also where it finds nothing to add: the
  * column after it waits for its word. A run without d_q needs no turns.
@@ -62,8 +63,15 @@ static inline tess_turn tess_turn_of(const tess_segment *segment, uint32_t strip
     return turn;
 }
 
-/* The word that a column leaves. */
+/* The word that a column leaves, whose number is `column`; or that of the first column with the
+ * same keys, of those that are cut by query heads. */
 static inline uint32_t tess_turn_leave(uint32_t column) { return column + 1; }
+
+/* That first column, where `cut` columns have become `parts` each (tess_launch.n_cut_columns).
+ * Other columns are the first ones themselves. */
+static inline uint32_t tess_turn_column(uint32_t column, uint32_t cut, uint32_t parts) {
+    return column / parts < cut ? column - column % parts : column;
+}
 
 typedef struct tess_turn_rows {
     uint32_t strip;  /* of the sequence */

@@ -176,54 +176,43 @@ static void add_pair(const scene *x, int64_t row, int64_t head, int64_t t, int64
 
 static void clear_column(key_sums *sums) { memset(sums, 0, TESS_SM90_COLUMN_KEYS * sizeof *sums); }
 
-/* The number of a key among the rows of sums of all kv heads. */
-static int64_t sum_row(const scene *x, const tess_column *column, int64_t t) {
-    const int64_t tokens = ((int64_t)x->a.kv_tokens + 7) / 8 * 8;
-    return column->kv_head * x->a.sum_rows + x->s->kv_batch * tokens + x->s->kv_start +
-           8 * (int64_t)column->sequence + t;
-}
-
-/* The part of its kv head's query heads that a column has; -1: there is nothing to add up. */
-static int32_t part_of(const scene *x, const tess_column *column) {
-    const tess_segment *g = (const tess_segment *)table(x, x->a.segments_at) + column->segment;
-    if (x->a.parts == 1 || column->segments == 0) return -1;
-    return (int32_t)(g->head % x->a.group / x->a.column_heads);
+/* How many columns add to the sums of a column before it; -1: it is not cut. */
+static int32_t before(const scene *x, uint32_t number) {
+    const uint32_t same = number / x->a.parts;
+    if (number >= x->a.cut_columns) return -1;
+    return (int32_t)(same / x->a.n_sums * x->a.parts + number % x->a.parts);
 }
 
 /* Adds what a column has to the columns before it that have the same keys, as add_up() of
- * mainloop_backward.cuh does: 8 keys have a place of their own, and what stands for those that the
- * column lacks is left there too. True for the last of them. */
-static int add_up(const scene *x, const tess_column *column, int64_t dims, key_sums *sums) {
-    if (part_of(x, column) < 0) return 1;
-    const uint32_t part = (uint32_t)part_of(x, column);
-    uint32_t *turns = x->sum_turns + 2 * sum_row(x, column, column->key);
+ * mainloop_backward.cuh does. True for the last of them. */
+static int add_up(const scene *x, const tess_column *column, uint32_t number, int64_t dims,
+                  key_sums *sums) {
+    if (before(x, number) < 0) return 1;
+    const uint32_t part = number % x->a.parts, place = number / x->a.parts % x->a.n_sums;
     for (int half = 0; half < 2; half++) {
-        if (turns[half] != part)
-            fake_misuse(700, "part %u of key %u comes as number %u", part, column->key,
-                        turns[half]);
-        turns[half] = part + 1;
+        uint32_t *turn = &x->sum_turns[2 * place + half];
+        if (*turn != (uint32_t)before(x, number))
+            fake_misuse(700, "part %u of key %u comes as number %u", part, column->key, *turn);
+        ++*turn;
     }
-    for (int64_t k = 0; k < (column->keys + 7) / 8 * 8; k++) {
-        const int64_t t = tess_column_key(column, x->a.block, (uint32_t)(k / 8 * 8)),
-                      row = sum_row(x, column, t);
-        float *d_v = x->sums + row * 2 * dims + k % 8 * dims, *d_k = d_v + 8 * dims;
-        if (row < column->kv_head * x->a.sum_rows ||
-            row + 8 > (column->kv_head + 1) * x->a.sum_rows)
-            fake_misuse(700, "key %d is outside of the rows of sums", (int)t);
+    for (int64_t k = 0; k < column->keys; k++) {
+        float *d_v = x->sums + ((int64_t)place * TESS_SM90_COLUMN_KEYS + k) * 2 * dims,
+              *d_k = d_v + dims;
         for (int64_t e = 0; e < dims; e++) {
             if (part > 0) {
                 sums[k].d_v[e] += (double)d_v[e];
                 sums[k].d_k[e] += (double)d_k[e];
             }
-            d_v[e] = k < column->keys ? (float)sums[k].d_v[e] : NAN;
-            d_k[e] = k < column->keys ? (float)sums[k].d_k[e] : NAN;
+            d_v[e] = (float)sums[k].d_v[e];
+            d_k[e] = (float)sums[k].d_k[e];
         }
     }
     return part + 1 == x->a.parts;
 }
 
-static void store_column(const scene *x, const tess_column *column, int64_t dims, key_sums *sums) {
-    if (!add_up(x, column, dims, sums)) return;
+static void store_column(const scene *x, const tess_column *column, uint32_t number, int64_t dims,
+                         key_sums *sums) {
+    if (!add_up(x, column, number, dims, sums)) return;
     for (int64_t k = 0; k < column->keys; k++) {
         const int64_t t = tess_column_key(column, x->a.block, (uint32_t)k);
         for (uint32_t e = 0; e < x->a.head_dim; e++) {
@@ -238,11 +227,15 @@ static void store_column(const scene *x, const tess_column *column, int64_t dims
     }
 }
 
+static uint32_t leave_of(const scene *x, uint32_t number) {
+    return tess_turn_leave(tess_turn_column(number, x->a.cut_columns / x->a.parts, x->a.parts));
+}
+
 static void take_turn(const scene *x, int64_t strip, uint32_t wait, uint32_t number) {
     uint32_t *word = &x->turns[strip];
     if (*word != wait)
         fake_misuse(700, "column %u comes after %u where it should after %u", number, *word, wait);
-    *word = tess_turn_leave(number);
+    *word = leave_of(x, number);
 }
 
 #if defined(FAKE_LOCKSTEP)
@@ -258,6 +251,7 @@ static void visit_step(void *context, const lockstep_step *step) {
     stepper *s = (stepper *)context;
     scene *x = s->x;
     const tess_column *column = (const tess_column *)table(x, x->a.items_at) + step->column;
+    const uint32_t number = x->a.first_item + step->column;
     begin(x, column->sequence);
     const int64_t row = (int64_t)step->position - x->s->q_first;
     if (step->first) clear_column(s->sums);
@@ -267,16 +261,16 @@ static void visit_step(void *context, const lockstep_step *step) {
         fake_misuse(700, "column %u: a step of strip %u begins at row %d", step->column,
                     step->strip, (int)row);
     if (step->has_strip && x->turns && x->at[TESS_SM90_D_Q])
-        take_turn(x, step->strip, step->wait, x->a.first_item + step->column);
-    if (step->has_strip && x->turns && step->leave != x->a.first_item + step->column + 1)
+        take_turn(x, step->strip, step->wait, number);
+    if (step->has_strip && x->turns && step->leave != leave_of(x, number))
         fake_misuse(700, "column %u leaves as %u", step->column, step->leave);
     for (int64_t k = 0; k < TESS_SM90_COLUMN_KEYS; k++)
         for (int64_t i = step->from[k]; i < step->to[k]; i++)
             add_pair(x, row + i, step->head, tess_column_key(column, x->a.block, (uint32_t)k),
                      s->dims, &s->sums[k]);
-    if (step->part != part_of(x, column))
-        fake_misuse(700, "column %u: part %d", step->column, step->part);
-    if (step->last) store_column(x, column, s->dims, s->sums);
+    if (step->before != before(x, number))
+        fake_misuse(700, "column %u: %d add before", step->column, step->before);
+    if (step->last) store_column(x, column, number, s->dims, s->sums);
 }
 
 static void run_columns(scene *x, int64_t dims) {
@@ -338,7 +332,7 @@ static void run_column(const scene *x, const tess_column *column, uint32_t numbe
         if (x->turns && x->at[TESS_SM90_D_Q]) take_turns(x, g, number);
         add_segment(x, g, column, dims, sums);
     }
-    store_column(x, column, dims, sums);
+    store_column(x, column, number, dims, sums);
 }
 
 static void run_columns(scene *x, int64_t dims) {
@@ -372,11 +366,11 @@ void fake_backward_sm90_run(int number, unsigned groups, void *const *parameters
     x.rows = fake_host(x.a.rows);
     x.accumulators = fake_host(x.a.accumulators);
     x.turns = x.a.turns ? fake_host(x.a.turns) : NULL;
-    x.sum_turns = x.a.parts > 1 ? fake_host(x.a.sum_turns) : NULL;
-    x.sums = x.a.parts > 1 ? fake_host(x.a.sums) : NULL;
+    x.sum_turns = x.a.cut_columns > 0 ? fake_host(x.a.sum_turns) : NULL;
+    x.sums = x.a.cut_columns > 0 ? fake_host(x.a.sums) : NULL;
     if (!x.tables || !x.rows || !x.accumulators) return;
-    if (x.a.parts == 0 || x.a.parts * x.a.column_heads != x.a.group) {
-        fake_misuse(700, "%u parts of %u heads for %u", x.a.parts, x.a.column_heads, x.a.group);
+    if (x.a.parts == 0 || x.a.group % x.a.parts != 0 || x.a.cut_columns % x.a.parts != 0) {
+        fake_misuse(700, "%u columns are cut, %u of the same keys", x.a.cut_columns, x.a.parts);
         return;
     }
     if ((int)x.a.head_dim > dims) {

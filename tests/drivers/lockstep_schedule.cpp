@@ -56,7 +56,7 @@ template <typename Shape> struct listener {
         y.empty = x->kind == STEP_EMPTY;
         y.has_strip = x->has_strip;
         y.strip = x->strip;
-        y.part = c->part;
+        y.before = c->before;
         y.wait = x->wait;
         y.leave = x->leave;
         y.head = x->head;

@@ -15,7 +15,7 @@ typedef struct lockstep_step {
     uint32_t column;     /* of the launch */
     int32_t first, last; /* step of the column */
     int32_t empty;       /* no products */
-    int32_t part;        /* of the query heads; -1: there is nothing to add up */
+    int32_t before;      /* columns that add to its sums; -1: there is nothing to add up */
     int32_t has_strip;   /* the three below, and a turn if there are any */
     uint32_t strip, wait, leave;
     int32_t head, batch;

@@ -55,7 +55,7 @@ static void see_column(const instance *c, const tess_column *column, uint8_t *pa
     const int32_t group = c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads;
     const tess_sequence *q = &c->b.sequences[column->sequence];
     for (uint32_t n = 0; n < column->segments; n++) {
-        assert_true((uint64_t)column->segment + n < c->columns.n_segments);
+        assert_true((uint64_t)column->segment + n < c->n_segments);
         const tess_segment *s = &c->segments[column->segment + n];
         const tess_class *cls = &c->b.classes[s->cls];
         bool any = false;
@@ -86,7 +86,10 @@ static void see_column(const instance *c, const tess_column *column, uint8_t *pa
     }
 }
 
-/* Every key once, for each kv head and part. */
+/* How many columns of the table are cut ones. */
+static uint64_t cut_columns(const instance *c) { return c->columns.n_cut * c->columns.parts; }
+
+/* Every key once, for each kv head, or in all columns of the same keys. */
 static void see_keys(const instance *c, const tess_column *column, uint8_t *keys) {
     const tess_sequence *q = &c->b.sequences[column->sequence];
     const uint32_t block = (uint32_t)block_size(&c->b.x);
@@ -107,14 +110,14 @@ static void check_sequence(const instance *c, uint32_t sequence) {
     uint8_t *pairs = batch_pairs(&c->b, sequence),
             *keys = calloc((size_t)kv_heads * (size_t)q->kv_len + 1, 1);
     assert_non_null(keys);
-    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+    for (uint64_t n = 0; n < c->n_columns; n++) {
         if (c->out[n].sequence != sequence) continue;
-        see_keys(c, &c->out[n], keys);
+        if (n >= cut_columns(c) || n % c->columns.parts == 0) see_keys(c, &c->out[n], keys);
         see_column(c, &c->out[n], pairs);
     }
     for (int32_t g = 0; g < kv_heads; g++)
         for (int64_t t = 0; t < q->kv_len; t++)
-            if (keys[g * (int64_t)q->kv_len + t] != (t >= key ? c->parts : 0))
+            if (keys[g * (int64_t)q->kv_len + t] != (t >= key))
                 FAIL(&c->b, "sequence %u (keys %lld to %d), kv head %d: key %lld is in %d columns",
                      sequence, (long long)key, q->kv_len, g, (long long)t,
                      keys[g * (int64_t)q->kv_len + t]);
@@ -134,56 +137,37 @@ static uint64_t cost(const instance *c, const tess_column *column) {
     return rows;
 }
 
-/* The part of a kv head's query heads that a column has; that of `before` if it has no rows. */
-static uint32_t part_of(const instance *c, const tess_column *column, uint32_t before) {
-    const uint32_t group = (uint32_t)(c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads);
-    if (column->segments == 0) return before;
-    return c->segments[column->segment].head % group / (group / c->parts);
-}
-
-/* Columns with the same keys have query heads of one part each, and come in their order: a kernel
- * adds up what they have. */
+/* Columns with the same keys come one after the other, and have the same rows of query heads of
+ * their own: a kernel adds up what they have. Those that are cut are longer than others may be. */
 static void check_parts(const instance *c) {
-    enum { MOST_KEYS = 320 };
-    const uint32_t heads = (uint32_t)c->b.x.layout.n_heads,
-                   each = heads / (uint32_t)c->b.x.layout.n_kv_heads / c->parts;
-    uint32_t *seen;
-    if (c->parts == 1) return;
-    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
-        const tess_column *a = &c->out[n];
-        const uint32_t part = part_of(c, a, 0);
-        for (uint32_t m = 0; m < a->segments; m++) {
-            const tess_segment *s = &c->segments[a->segment + m];
-            const uint32_t first = a->kv_head * each * c->parts + part * each;
-            if (s->head < first || s->head + s->heads > first + each)
-                FAIL(&c->b, "column %llu has heads of two parts", (unsigned long long)n);
+    const uint32_t heads = (uint32_t)(c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads);
+    for (uint64_t n = 0; n < cut_columns(c); n++) {
+        const uint32_t part = (uint32_t)(n % c->parts), each = heads / c->parts;
+        const tess_column *own = &c->out[n], *first = own - part;
+        tess_column same = *own;
+        same.segment = first->segment;
+        assert_memory_equal(first, &same, sizeof same);
+        if (cost(c, own) * c->parts <= c->least_rows)
+            FAIL(&c->b, "column %llu is cut, and has few rows", (unsigned long long)n);
+        for (uint32_t m = 0; m < own->segments; m++) {
+            const tess_segment *s = &c->segments[own->segment + m];
+            tess_segment whole = *s;
+            assert_int_equal(own->kv_head * heads + part * each, s->head);
+            assert_int_equal(each, s->heads);
+            whole.head = c->segments[first->segment + m].head;
+            assert_memory_equal(&c->segments[first->segment + m], &whole, sizeof whole);
         }
     }
-    seen = calloc((size_t)c->b.n_sequences * heads * MOST_KEYS, sizeof *seen);
-    assert_non_null(seen);
-    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
-        const tess_column *a = &c->out[n];
-        assert_true(a->key < MOST_KEYS);
-        uint32_t *next = &seen[((uint64_t)a->sequence * heads + a->kv_head) * MOST_KEYS + a->key];
-        if (a->segments > 0 && part_of(c, a, 0) != *next)
-            FAIL(&c->b, "column %llu: part %u of key %u comes as number %u", (unsigned long long)n,
-                 part_of(c, a, 0), a->key, *next);
-        ++*next;
-    }
-    free(seen);
 }
 
-/* Longest first. Where sections are asked for, the order may begin anew with a kv head, or a part
- * of one, that comes after all before. */
+/* Longest first. Where sections are asked for, the order may begin anew with a kv head that comes
+ * after all before. Columns that are cut come first. */
 static void check_order(const instance *c) {
     const uint64_t most = c->columns.most;
     uint64_t last = 0, least = 0;
-    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
-        const tess_column *b = &c->out[n], *a = n ? b - 1 : b;
-        uint64_t kv = (uint64_t)b->sequence << 16 | b->kv_head;
-        kv = kv << 16 | part_of(c, b, c->parts - 1);
-        if (b->segments == 0 && c->parts > 1 && kv > last)
-            kv = larger((int64_t)least, (int64_t)last);
+    for (uint64_t first = cut_columns(c), n = first; n < c->n_columns; n++) {
+        const tess_column *b = &c->out[n], *a = n > first ? b - 1 : b;
+        const uint64_t kv = (uint64_t)b->sequence << 16 | b->kv_head;
         if (smaller(cost(c, a), most) < smaller(cost(c, b), most)) {
             if (c->section_rows == 0 || kv <= last)
                 FAIL(&c->b, "column %llu is out of order", (unsigned long long)n);
@@ -216,9 +200,9 @@ static void test_against_formulas(void **state) {
         instance_random(&c, &seed, test_between(&seed, 0, 3) ? 70 : 160);
         instance_plan(&c);
         instance_check(&c);
-        segments += c.columns.n_segments;
-        cut += c.parts > 1;
-        for (uint64_t m = 0; m < c.columns.n_columns; m++) {
+        segments += c.n_segments;
+        cut += c.columns.n_cut;
+        for (uint64_t m = 0; m < c.n_columns; m++) {
             joined += c.out[m].first_blocks < c.out[m].blocks;
             apart += c.out[m].step > (uint32_t)block_size(&c.b.x);
         }
@@ -236,7 +220,7 @@ static void test_repeated_columns(void **state) {
         instance_repeating(&c, &seed, 300);
         instance_plan(&c);
         instance_check(&c);
-        columns += c.columns.n_columns;
+        columns += c.n_columns;
         instance_free(&c);
     }
     assert_true(columns > 5000);
@@ -258,8 +242,8 @@ static void test_pieces(void **state) {
         c.step_rows = (uint32_t)test_between(&seed, 1, 3);
         instance_plan(&c);
         instance_check(&c);
-        columns += c.columns.n_columns;
-        segments += c.columns.n_segments;
+        columns += c.n_columns;
+        segments += c.n_segments;
         instance_free(&c);
     }
     assert_true(columns > 3000 && segments > 5 * columns);
@@ -287,7 +271,7 @@ static void test_block_sizes(void **state) {
  * has lower keys than the one before it. */
 static uint64_t downward(const instance *c, uint64_t most) {
     uint64_t found = 0;
-    for (uint64_t n = 1; n < c->columns.n_columns; n++) {
+    for (uint64_t n = 1; n < c->n_columns; n++) {
         const tess_column *b = &c->out[n], *a = b - 1;
         if (a->kv_head != b->kv_head || cost(c, a) != cost(c, b) || cost(c, b) > most) continue;
         if (a->key <= b->key) FAIL(&c->b, "column %llu goes up", (unsigned long long)n);
@@ -321,7 +305,7 @@ static void test_known_columns(void **state) {
     instance c;
     uint64_t strided = 0, local = 0;
     known(&c, s2_pattern(64, 8, 16, 0), 16, 16, 16384, false, 0);
-    for (uint64_t n = 0; n < c.columns.n_columns; n++) {
+    for (uint64_t n = 0; n < c.n_columns; n++) {
         const tess_column *column = &c.out[n];
         const tess_segment *s = &c.segments[column->segment];
         const uint32_t j = column->key / 64;
@@ -346,7 +330,7 @@ static void test_known_columns(void **state) {
     }
     /* of 256 blocks, 16 are strided in each head; only the rest may be alone, at the end */
     assert_int_equal(16 * 8, strided);
-    assert_in_range(c.columns.n_columns, 16 * 128, 16 * 129);
+    assert_in_range(c.n_columns, 16 * 128, 16 * 129);
     assert_true(local > 16 * 110);
     check_order(&c);
     instance_free(&c);
@@ -358,7 +342,7 @@ static void test_known_groups(void **state) {
     (void)state;
     instance c;
     known(&c, s2_pattern(64, 16, 8, 1), 32, 8, 8192, false, 0);
-    for (uint64_t n = 0; n < c.columns.n_columns; n++) {
+    for (uint64_t n = 0; n < c.n_columns; n++) {
         uint32_t heads = 0;
         for (uint32_t s = 0; s < c.out[n].segments; s++)
             heads |= UINT32_C(1) << c.segments[c.out[n].segment + s].head;
@@ -367,28 +351,51 @@ static void test_known_groups(void **state) {
     instance_free(&c);
     known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 32, 8, 8192, false,
           0);
-    assert_int_equal(8 * 64, c.columns.n_columns);
-    assert_int_equal(8 * 64, c.columns.n_segments);
+    assert_int_equal(8 * 64, c.n_columns);
+    assert_int_equal(8 * 64, c.n_segments);
     assert_int_equal(4, c.segments[0].heads);
     instance_free(&c);
-    /* One kv head in four parts: as many columns of each. */
-    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 8, 1, 8192, true,
-          0);
-    assert_int_equal(64, c.columns.n_columns);
-    instance_free(&c);
-    memset(&c, 0, sizeof c);
-    batch_of(&c.b, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 8, 1, 200, 200,
-             200);
-    c.tile_keys = 16;
-    c.step_rows = 8;
-    c.turns = true;
-    c.most_parts = 4;
-    instance_plan(&c);
-    assert_int_equal(4, c.parts);
-    assert_int_equal(4 * 13, c.columns.n_columns);
-    assert_int_equal(2, c.segments[0].heads);
-    instance_check(&c);
-    instance_free(&c);
+}
+
+/* One kv head in four parts: as many columns of each that is long. In S2 these are the columns of
+ * strided keys, which come first. */
+static void test_known_parts(void **state) {
+    (void)state;
+    instance c = {.tile_keys = 16, .step_rows = 8, .most_parts = 4, .least_rows = 800};
+    for (int turns = 0; turns < 2; turns++) {
+        c.turns = turns;
+        batch_of(&c.b, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 8, 1, 200,
+                 200, 200);
+        instance_plan(&c);
+        assert_int_equal(4, c.parts);
+        assert_int_equal(7, c.columns.n_cut); /* of 200 to 104 rows for 8 heads; the next has 88 */
+        assert_int_equal(4 * 7 + 6, c.n_columns);
+        assert_int_equal(2, c.segments[0].heads);
+        instance_check(&c);
+        instance_free(&c);
+    }
+    tess_pattern s2 = s2_pattern(8, 8, 16, 0);
+    s2.flags = TESS_PATTERN_PER_KV_HEAD;
+    for (int turns = 0; turns < 2; turns++) {
+        memset(&c, 0, sizeof c);
+        batch_of(&c.b, s2, 8, 2, 2048, 2048, 2048);
+        c = (instance){.b = c.b,
+                       .tile_keys = 16,
+                       .step_rows = 8,
+                       .turns = turns,
+                       .most_parts = 4,
+                       .least_rows = (uint64_t)4 * 8 * 10,
+                       .section_rows = 2048 * 4,
+                       .near_rows = 2048 * 4,
+                       .parallel = 132};
+        instance_plan(&c);
+        assert_int_equal(2 * 8, c.columns.n_cut);
+        for (uint64_t n = 0; n < c.n_columns; n++)
+            assert_int_equal(n < cut_columns(&c), c.out[n].step == 128);
+        assert_int_equal(0, turns ? tess_columns_far(&c.columns) : 0);
+        instance_check(&c);
+        instance_free(&c);
+    }
 }
 
 /* In batch-invariant plans a sequence's columns have the order that they have alone, also where a
@@ -412,14 +419,14 @@ static void test_order_in_batches(void **state) {
     both.b.n_sequences = 2;
     instance_plan(&alone);
     instance_plan(&both);
-    for (uint64_t n = 0; n < both.columns.n_columns; n++) {
+    for (uint64_t n = 0; n < both.n_columns; n++) {
         if (both.out[n].sequence != 0) continue;
-        assert_true(found < alone.columns.n_columns);
+        assert_true(found < alone.n_columns);
         assert_int_equal(alone.out[found].key, both.out[n].key);
         assert_int_equal(alone.out[found].step, both.out[n].step);
         found++;
     }
-    assert_int_equal(alone.columns.n_columns, found);
+    assert_int_equal(alone.n_columns, found);
     both.b.layout = NULL;
     instance_free(&both);
     instance_free(&alone);
@@ -434,7 +441,7 @@ static void test_too_many_columns(void **state) {
     tess_jobs jobs;
     tess_columns columns;
     assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
-    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, 1, 0));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, 0));
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
     tess_columns_release(&columns);
     tess_jobs_release(&jobs);
@@ -454,8 +461,10 @@ static void test_failing_memory(void **state) {
             heap.calls = 0;
             heap.fail_at = at;
             tess_status status =
-                tess_columns_create(&c.columns, &c.b.jobs, 16, 8, parts_of(&c), columns_flags(&c));
+                tess_columns_create(&c.columns, &c.b.jobs, 16, 8, columns_flags(&c));
             if (status == TESS_OK) status = tess_columns_count(&c.columns);
+            if (status == TESS_OK && parts_of(&c) > 1)
+                status = tess_columns_cut(&c.columns, parts_of(&c), 0);
             heap.fail_at = 0;
             tess_columns_release(&c.columns);
             assert_int_equal(live, heap.live);
@@ -469,9 +478,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
-                             TEST(test_repeated_columns), TEST(test_pieces), TEST(test_block_sizes),
-                             TEST(test_known_columns), TEST(test_near_columns_go_downward),
-                             TEST(test_known_groups), TEST(test_order_in_batches),
-                             TEST(test_too_many_columns), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        runtime_setup, runtime_teardown, TEST(test_against_formulas), TEST(test_repeated_columns),
+        TEST(test_pieces), TEST(test_block_sizes), TEST(test_known_columns),
+        TEST(test_near_columns_go_downward), TEST(test_known_groups), TEST(test_known_parts),
+        TEST(test_order_in_batches), TEST(test_too_many_columns), TEST(test_failing_memory));
 }

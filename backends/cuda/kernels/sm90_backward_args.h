@@ -48,18 +48,18 @@ typedef struct tess_sm90_backward_args {
     tess_arg_u64 counter;
     /* [0: additions to dQ have no order] u32 of each query head and strip: tessera_turns.h */
     tess_arg_u64 turns;
-    /* Where columns are cut by query heads, for each row of sums (tess_launch.n_sums): whose turn
-     * it is to add, u32 of either warpgroup, 0 before the first launch; then dV and dK so far, in
-     * float32 and without the scale, of 8 rows each in the order of the registers. */
-    tess_arg_u64 sum_turns, sums;
-    tess_arg_i64 sum_rows; /* of a kv head */
+    /* Of columns that are cut by query heads, `n_sums` times (tess_launch.n_cut_columns): dV and dK
+     * so far, in float32 and without the scale, of 8 keys each in the order of the registers; and
+     * how many columns have added there, u32 of either warpgroup, 0 before the first launch. */
+    tess_arg_u64 sums, sum_turns;
     /* 32-bit words from the start of the tables; items_at is the first job of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, segments_at, entries_at, bits_at,
         first_strips_at;
     tess_arg_u32 items, first_item; /* columns of the launch; the first among the plan's */
     tess_arg_u32 head_dim;          /* the real one, at most the instance's */
     tess_arg_u32 block, group, heads, strips;
-    tess_arg_u32 column_heads, parts; /* query heads of a column; columns with the same keys */
+    tess_arg_u32 cut_columns, parts; /* the first ones of the plan: `parts` have the same keys */
+    tess_arg_u32 n_sums;             /* at least 1 */
     float scale;
     tess_arg_u32 f32, add;
     /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the block

@@ -450,42 +450,45 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     }
 
     /* Adds dK and dV of the own keys to those of the columns with the same keys and other query
-     * heads, in the order of the parts. True for the last one, which has the sums. */
-    __device__ __forceinline__ bool add_up(const column_info *c, int32_t part) {
-        const bool ends = part + 1 == (int32_t)a->parts;
-        /* of the key at position 0 */
-        const int64_t row = c->kv_head * a->sum_rows +
-                            (int64_t)c->kv_batch * ((a->kv_tokens + 7) / 8 * 8) + c->kv_start +
-                            8 * (int64_t)c->sequence;
-        uint32_t *turn = (uint32_t *)a->sum_turns + (row + c->token[0]) * 2 + warpgroup;
+     * heads, in the order of the parts. True for the last one, which has the sums. Before the first
+     * one, others may have used the place. */
+    __device__ __forceinline__ bool add_up(const column_info *c, uint32_t before) {
+        const uint32_t part = before % a->parts;
+        const bool ends = part + 1 == a->parts;
+        uint32_t *turn = (uint32_t *)a->sum_turns + c->sum * 2 + warpgroup;
         float4 *place[2] = {NULL, NULL};
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int32_t token = c->token[warpgroup * 64 + warp * 16 + 8 * r];
-            if (token != NO_KEY) place[r] = (float4 *)a->sums + (row + token) * (D / 2) + lane;
+            const int key = warpgroup * 64 + warp * 16 + 8 * r;
+            if (c->token[key] != NO_KEY)
+                place[r] =
+                    (float4 *)a->sums + ((int64_t)c->sum * COLUMN_KEYS + key) * (D / 2) + lane;
         }
-        if (part > 0) {
+        if (before > 0) {
             delay();
             if (threadIdx.x % 128 == 0)
-                while (load_acquire(turn) != (uint32_t)part) {}
+                while (load_acquire(turn) != before) {}
             named_barrier_sync<128>(SUM_BARRIER + warpgroup);
+        }
+        if (part > 0) {
             exchange<true>(dv, place, 0);
             exchange<true>(dk, place, 2 * D);
         }
-        if (ends) return true;
-        exchange<false>(dv, place, 0);
-        exchange<false>(dk, place, 2 * D);
-        __threadfence();
+        if (!ends) {
+            exchange<false>(dv, place, 0);
+            exchange<false>(dk, place, 2 * D);
+            __threadfence();
+        }
         named_barrier_sync<128>(SUM_BARRIER + warpgroup);
-        if (threadIdx.x % 128 == 0) store_release(turn, part + 1);
-        return false;
+        if (threadIdx.x % 128 == 0) store_release(turn, before + 1);
+        return ends;
     }
 
     /* Writes dK and dV of the own keys. */
     __device__ __forceinline__ void store_column(const column_info *c) {
-        const int32_t kv_head = c->kv_head, batch = c->kv_batch, part = c->part;
+        const int32_t kv_head = c->kv_head, batch = c->kv_batch, before = c->before;
         const int64_t start = c->kv_start;
-        if (part >= 0 && !add_up(c, part)) return;
+        if (before >= 0 && !add_up(c, (uint32_t)before)) return;
 #pragma unroll
         for (int tensor = TESS_SM90_D_V; tensor >= TESS_SM90_D_K; tensor--) {
             const tess_sm90_tensor *t = &a->tensor[tensor];

@@ -48,11 +48,6 @@ template <typename Shape> struct scheduler {
         return tables() + a->segments_at + (uint64_t)m->walk.segment * TESS_SEGMENT_WORDS;
     }
 
-    __device__ __forceinline__ uint32_t first_head(uint32_t segment) const {
-        return TESS_LOW_HALF(tables()[a->segments_at + (uint64_t)segment * TESS_SEGMENT_WORDS +
-                                      TESS_WORD_SEGMENT_HEAD]);
-    }
-
     __device__ __forceinline__ void begin_column(const uint32_t *column, uint32_t number_in_plan,
                                                  column_info *to) {
         const uint32_t number = column[TESS_WORD_COLUMN_SEQUENCE],
@@ -79,16 +74,17 @@ template <typename Shape> struct scheduler {
             w->q_len = sequence[TESS_WORD_SEQUENCE_Q_LEN];
             w->ends_tensor = (uint32_t)(start + w->q_len) == a->q_tokens;
             w->q_start = start;
-            w->leave = number_in_plan + 1;
             to->keys = keys;
             to->kv_head = TESS_LOW_HALF(column[TESS_WORD_COLUMN_KV_HEAD]);
-            to->part = -1;
-            if (a->parts > 1 && segment < end_segment)
-                to->part = first_head(segment) % a->group / a->column_heads;
+            const bool cut = number_in_plan < a->cut_columns;
+            const uint32_t part = cut ? number_in_plan % a->parts : 0;
+            w->leave = number_in_plan - part + 1;
+            to->sum = (int32_t)(number_in_plan / a->parts % a->n_sums);
+            to->before =
+                cut ? (int32_t)(number_in_plan / a->parts / a->n_sums * a->parts + part) : -1;
             to->kv_batch = sequence[TESS_WORD_SEQUENCE_KV_BATCH];
             to->kv_len = sequence[TESS_WORD_SEQUENCE_KV_LEN];
             to->kv_start = word64(sequence + TESS_WORD_SEQUENCE_KV_START);
-            to->sequence = number;
         }
         __syncwarp();
         begin = end = 0;

@@ -96,9 +96,10 @@ struct column_info {
     int32_t token[COLUMN_KEYS]; /* positions, or NO_KEY */
     int32_t keys;               /* negative: there are no more columns */
     int32_t loads;              /* K and V are needed */
-    int32_t kv_head, kv_batch, kv_len, sequence;
-    int32_t
-        part; /* of the query heads, in the order of adding up; negative: there is nothing to add */
+    int32_t kv_head, kv_batch, kv_len;
+    /* Of a column that is cut: how many columns add to its sums before it, and the number of these;
+     * negative: it is not cut. */
+    int32_t before, sum;
     int64_t kv_start;
 };
 
