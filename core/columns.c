@@ -447,11 +447,10 @@ static const tess_column_copies *copies_end(const tess_columns *x) {
 }
 
 /* Counts the columns of the section in the buckets. */
-static void count_columns(tess_columns *x, const section *s) {
-    tess_order_again(&x->order);
+static void count_columns(const tess_columns *x, const section *s) {
     for (uint64_t head = s->begin; head < s->end; head++) {
         const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
-        for (uint32_t n = starts[s->from]; n < last; n++) x->order.bucket[x->places[n]]++;
+        for (uint32_t n = starts[s->from]; n < last; n++) tess_order_mark(&x->order, x->places[n]);
     }
 }
 
@@ -466,13 +465,12 @@ static void place_downward(tess_columns *x, uint32_t first, uint32_t last, tess_
     }
 }
 
-/* Places the columns of the section, of which the buckets say how many there are of each cost.
- * *copies: no column of the section comes before them; moves on. */
-static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places,
-                              const tess_column_copies **copies, tess_column *out) {
+/* Places the columns of the section where the buckets say. *copies: no column of the section comes
+ * before them; moves on. */
+static void place_columns(tess_columns *x, const section *s, const tess_column_copies **copies,
+                          tess_column *out) {
     uint32_t *const bucket = x->order.bucket;
     const tess_column_copies *c = *copies, *const c_end = copies_end(x);
-    places = tess_order_places(&x->order, places);
     for (uint64_t head = s->begin; head < s->end; head++) {
         const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
         if (!x->turns) {
@@ -489,6 +487,16 @@ static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places
         }
     }
     *copies = c;
+}
+
+/* The same for one of several sections, behind `places` columns that come before it. Returns how
+ * many come before the next one. */
+static uint32_t place_section(tess_columns *x, const section *s, uint32_t places,
+                              const tess_column_copies **copies, tess_column *out) {
+    count_columns(x, s);
+    places = tess_order_marked_places(&x->order, places);
+    place_columns(x, s, copies, out);
+    tess_order_unmark(&x->order);
     return places;
 }
 
@@ -514,17 +522,21 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
     const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
                    rest = total - last,
                    sections = rest == 0 ? 0 : smaller((rest - 1) / rows + 1, all_heads(x));
-    section s = {.from = from, .to = to};
+    section s = {.from = from, .to = to, .end = all_heads(x)};
+    /* Of a single section, the buckets hold what the count left there. */
+    if (sections == 0 && to - from == 2) {
+        places = tess_order_places(&x->order, places);
+        place_columns(x, &s, &copies, out);
+        return places;
+    }
+    tess_order_again(&x->order);
     for (uint64_t n = 1; n <= sections; n++) {
         s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
-        count_columns(x, &s);
-        places = place_columns(x, &s, places, &copies, out);
+        places = place_section(x, &s, places, &copies, out);
         s.begin = s.end;
     }
     s.end = all_heads(x);
-    /* Of a single section, the buckets hold what the count left there. */
-    if (s.begin != 0 || to - from != 2) count_columns(x, &s);
-    return place_columns(x, &s, places, &copies, out);
+    return place_section(x, &s, places, &copies, out);
 }
 
 /* Turns name columns by their number in the table from now on. */
