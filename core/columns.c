@@ -41,9 +41,7 @@ static void add_column(tess_column_walk *w, const tess_column_keys *k, uint32_t 
     tess_column_rows(w, k);
     if (w->cost > x->most_cost) x->most_cost = w->cost;
     *(w->upward ? &x->near_cost : &x->far_cost) += w->cost;
-    uint32_t *bucket = tess_order_bucket(&x->order, place_cost(w, k));
-    places[x->n_columns] = (uint32_t)(bucket - x->order.bucket);
-    ++*bucket;
+    places[x->n_columns] = (uint32_t)(place_cost(w, k) >> x->order.shift);
     columns[x->n_columns++] = (tess_column){.sequence = w->sequence,
                                             .kv_head = (uint16_t)w->kv_head,
                                             .keys = (uint16_t)n_keys,
@@ -408,10 +406,7 @@ static tess_status check_count(tess_columns *x) {
 
 tess_status tess_columns_count(tess_columns *x) {
     TESS_RETURN_IF_ERROR(check_count(x));
-    tess_order_begin(&x->order);
-    TESS_RETURN_IF_ERROR(walk_heads(x));
-    tess_order_end(&x->order);
-    return TESS_OK;
+    return walk_heads(x);
 }
 
 uint64_t tess_columns_far(const tess_columns *x) {
@@ -489,8 +484,8 @@ static void place_columns(tess_columns *x, const section *s, const tess_column_c
     *copies = c;
 }
 
-/* The same for one of several sections, behind `places` columns that come before it. Returns how
- * many come before the next one. */
+/* The same behind `places` columns that come before the section. Returns how many come before the
+ * next one. */
 static uint32_t place_section(tess_columns *x, const section *s, uint32_t places,
                               const tess_column_copies **copies, tess_column *out) {
     count_columns(x, s);
@@ -522,14 +517,7 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
     const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
                    rest = total - last,
                    sections = rest == 0 ? 0 : smaller((rest - 1) / rows + 1, all_heads(x));
-    section s = {.from = from, .to = to, .end = all_heads(x)};
-    /* Of a single section, the buckets hold what the count left there. */
-    if (sections == 0 && to - from == 2) {
-        places = tess_order_places(&x->order, places);
-        place_columns(x, &s, &copies, out);
-        return places;
-    }
-    tess_order_again(&x->order);
+    section s = {.from = from, .to = to};
     for (uint64_t n = 1; n <= sections; n++) {
         s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
         places = place_section(x, &s, places, &copies, out);
@@ -558,6 +546,7 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     uint64_t total = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t least = last_section(x, total);
+    tess_order_begin(&x->order);
     if (x->turns && x->section_rows != 0) {
         const uint32_t far = place_sections(x, x->section_rows, least, 0, 1, 0, out);
         (void)place_sections(x, x->near_rows, 0, 1, 2, far, out);
