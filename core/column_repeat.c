@@ -74,9 +74,7 @@ int64_t tess_column_repeat(tess_column_walk *w, int64_t most) {
                                                  .wait = m.free->column};
     for (uint64_t c = x->n_columns; c < x->n_columns + n; c++) {
         m.column.key -= m.moved;
-        uint32_t *bucket = tess_order_bucket(&x->order, m.column.key >> w->near_shift);
-        x->places[c] = (uint32_t)(bucket - x->order.bucket);
-        ++*bucket;
+        x->places[c] = m.column.key >> w->near_shift >> x->order.shift;
         m.end -= m.strips;
         map->runs[--map->high] = (tess_turn_run){m.end, (uint32_t)c};
     }

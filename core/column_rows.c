@@ -288,6 +288,25 @@ static void causal_rows(tess_column_walk *w, const tess_head_run *run,
     add_stretch(w, run, &x);
 }
 
+/* Neighbours that are near to all of their rows, of a kv head with one causal S2 pattern: most
+ * columns there are, and each has a single stretch of rows. False: the column is of another kind.
+ */
+static bool near_rows(tess_column_walk *w, const tess_column_keys *k) {
+    const tess_head_run *run = w->run;
+    const tess_head_pattern *pattern = &w->layout->patterns[run->cls];
+    if (!w->upward || k->strided || w->last_run - run != 1 || pattern->kind != TESS_HEAD_STRIDED)
+        return false;
+    const int64_t top = tess_block_of(k, k->blocks - 1);
+    tess_stretch x = {.begin = larger(k->begin, w->p0),
+                      .end = smaller((top + pattern->local) * w->block, w->p1),
+                      .whole_end = (k->block + pattern->local) * w->block,
+                      .blocks = k->blocks};
+    x.whole = larger(k->last, x.begin);
+    w->map = w->x->maps;
+    if (x.begin < x.end) add_turns(w, run, &x);
+    return true;
+}
+
 /* A window, then the rows before and after it, which read the sinks alone. */
 static void window_rows(tess_column_walk *w, const tess_head_run *run,
                         const tess_head_pattern *pattern, const tess_column_keys *k) {
@@ -427,6 +446,7 @@ void tess_column_rows(tess_column_walk *w, const tess_column_keys *k) {
     tess_columns *x = w->x;
     const uint64_t first = x->n_segments;
     w->cost = 0;
+    if (x->turns && near_rows(w, k)) return;
     for (const tess_head_run *run = w->run; run < w->last_run && w->p0 < w->p1; run++)
         run_rows(w, run, k);
     if (!x->turns || x->n_segments == first) return;

@@ -41,9 +41,7 @@ static void add_column(tess_column_walk *w, const tess_column_keys *k, uint32_t 
     tess_column_rows(w, k);
     if (w->cost > x->most_cost) x->most_cost = w->cost;
     *(w->upward ? &x->near_cost : &x->far_cost) += w->cost;
-    uint32_t *bucket = tess_order_bucket(&x->order, place_cost(w, k));
-    places[x->n_columns] = (uint32_t)(bucket - x->order.bucket);
-    ++*bucket;
+    places[x->n_columns] = (uint32_t)(place_cost(w, k) >> x->order.shift);
     columns[x->n_columns++] = (tess_column){.sequence = w->sequence,
                                             .kv_head = (uint16_t)w->kv_head,
                                             .keys = (uint16_t)n_keys,
@@ -396,10 +394,7 @@ static tess_status check_count(tess_columns *x) {
 
 tess_status tess_columns_count(tess_columns *x) {
     TESS_RETURN_IF_ERROR(check_count(x));
-    tess_order_begin(&x->order);
-    TESS_RETURN_IF_ERROR(walk_heads(x));
-    tess_order_end(&x->order);
-    return TESS_OK;
+    return walk_heads(x);
 }
 
 /* The first column of a kv head, or of those that come last (`from` is 1), that is not cut. */
@@ -441,12 +436,11 @@ static const tess_column_copies *copies_end(const tess_columns *x) {
 }
 
 /* Counts the columns of the section in the buckets. */
-static void count_columns(tess_columns *x, const section *s) {
-    tess_order_again(&x->order);
+static void count_columns(const tess_columns *x, const section *s) {
     for (uint64_t head = s->begin; head < s->end; head++) {
         const uint32_t last = x->starts[2 * head + (uint64_t)s->to];
         for (uint32_t n = first_uncut(x, head, s->from); n < last; n++)
-            x->order.bucket[x->places[n]]++;
+            tess_order_mark(&x->order, x->places[n]);
     }
 }
 
@@ -461,13 +455,12 @@ static void place_downward(tess_columns *x, uint32_t first, uint32_t last, tess_
     }
 }
 
-/* Places the columns of the section, of which the buckets say how many there are of each cost.
- * *copies: no column of the section comes before them; moves on. */
-static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places,
-                              const tess_column_copies **copies, tess_column *out) {
+/* Places the columns of the section where the buckets say. *copies: no column of the section comes
+ * before them; moves on. */
+static void place_columns(tess_columns *x, const section *s, const tess_column_copies **copies,
+                          tess_column *out) {
     uint32_t *const bucket = x->order.bucket;
     const tess_column_copies *c = *copies, *const c_end = copies_end(x);
-    places = tess_order_places(&x->order, places);
     for (uint64_t head = s->begin; head < s->end; head++) {
         const uint32_t first = first_uncut(x, head, s->from),
                        last = x->starts[2 * head + (uint64_t)s->to];
@@ -485,6 +478,16 @@ static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places
         }
     }
     *copies = c;
+}
+
+/* The same behind `places` columns that come before the section. Returns how many come before the
+ * next one. */
+static uint32_t place_section(tess_columns *x, const section *s, uint32_t places,
+                              const tess_column_copies **copies, tess_column *out) {
+    count_columns(x, s);
+    places = tess_order_marked_places(&x->order, places);
+    place_columns(x, s, copies, out);
+    tess_order_unmark(&x->order);
     return places;
 }
 
@@ -514,14 +517,11 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
     section s = {.from = from, .to = to};
     for (uint64_t n = 1; n <= sections; n++) {
         s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
-        count_columns(x, &s);
-        places = place_columns(x, &s, places, &copies, out);
+        places = place_section(x, &s, places, &copies, out);
         s.begin = s.end;
     }
     s.end = tess_columns_heads(x);
-    /* Of a single section, the buckets hold what the count left there. */
-    if (s.begin != 0 || to - from != 2 || x->n_cut != 0) count_columns(x, &s);
-    return place_columns(x, &s, places, &copies, out);
+    return place_section(x, &s, places, &copies, out);
 }
 
 /* Turns name columns by their number in the table from now on. */
@@ -544,6 +544,7 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t least = last_section(x, total);
     const uint32_t cut = tess_cut_columns_place(x, out);
+    tess_order_begin(&x->order);
     if (x->turns && x->section_rows != 0) {
         const uint32_t far = place_sections(x, x->section_rows, least, 0, 1, cut, out);
         (void)place_sections(x, x->near_rows, 0, 1, 2, far, out);

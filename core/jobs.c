@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { MOST_RESIDUES = 256 }; /* that are gone through for each group of packs */
+
 static uint32_t clamp(int64_t x, uint32_t high) {
     return x < 0 ? 0 : x > high ? high : (uint32_t)x;
 }
@@ -107,12 +109,20 @@ uint32_t tess_jobs_most_rows(const tess_jobs *jobs, int64_t q_len) {
 
 /* ------------------------------------------------------------------ life */
 
+static size_t below_bytes(const tess_jobs *jobs) {
+    return (size_t)(jobs->grid.stride + 1) * sizeof *jobs->below;
+}
+
 static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t most_blocks) {
     size_t heads = (size_t)layout->n_heads;
     jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
     jobs->packs = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->packs, 64);
     jobs->pack = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->pack, 64);
+    jobs->below = jobs->grid.stride <= MOST_RESIDUES
+                      ? tess_mem_alloc(jobs->runtime, below_bytes(jobs), 64)
+                      : NULL;
     if (!jobs->runs || !jobs->packs || !jobs->pack ||
+        (jobs->grid.stride <= MOST_RESIDUES && !jobs->below) ||
         !tess_order_create(&jobs->order, jobs->runtime, most_blocks))
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                          "tess_plan_create: no memory to sort jobs of %llu key blocks",
@@ -174,6 +184,7 @@ void tess_jobs_release(tess_jobs *jobs) {
         const tess_layout *layout = jobs->tiler->layout;
         size_t heads = (size_t)layout->n_heads;
         tess_order_release(&jobs->order, jobs->runtime);
+        tess_mem_free(jobs->runtime, jobs->below, below_bytes(jobs));
         tess_mem_free(jobs->runtime, jobs->pack, layout->n_classes * sizeof *jobs->pack);
         tess_mem_free(jobs->runtime, jobs->packs, layout->n_classes * sizeof *jobs->packs);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
@@ -212,6 +223,29 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     return true;
 }
 
+/* Adds up the packs, where key blocks of all of them follow from where the tile is and from the
+ * residue of a class. */
+static void sum_packs(tess_jobs *jobs) {
+    uint32_t sum = 0;
+    jobs->causal = jobs->below && jobs->n_packs > 1;
+    if (!jobs->causal) return;
+    memset(jobs->below, 0, below_bytes(jobs));
+    jobs->dense_jobs = jobs->strided_jobs = 0;
+    for (uint32_t n = 0; n < jobs->n_packs; n++) {
+        const tess_pack *pack = &jobs->packs[n];
+        const tess_head_pattern *pattern = &jobs->tiler->layout->patterns[pack->cls];
+        const bool strided = pattern->kind == TESS_HEAD_STRIDED;
+        if (!pattern->causal || (!strided && pattern->kind != TESS_HEAD_DENSE)) {
+            jobs->causal = false;
+            return;
+        }
+        *(strided ? &jobs->strided_jobs : &jobs->dense_jobs) += pack->jobs;
+        if (strided) jobs->below[pattern->first + 1] += pack->jobs;
+    }
+    for (int64_t residue = 0; residue <= jobs->grid.stride; residue++)
+        sum = jobs->below[residue] += sum;
+}
+
 /* The jobs that one tile makes of each class in the runs [first, last), with at most `heads` heads
  * a job. */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
@@ -228,6 +262,7 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
         pack->jobs += (run->heads - 1) / heads + 1;
         if (most > pack->heads) pack->heads = most;
     }
+    sum_packs(jobs);
 }
 
 /* Without a split only lengths matter, and the sums stay in registers. A section often has a single
@@ -246,6 +281,27 @@ static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
     jobs->n_blocks += n_blocks * times;
 }
 
+/* The same for all packs at once: strided ones read as many key blocks, and those one more whose
+ * next strided block lies before the local ones. */
+static void count_packs_causal(tess_jobs *jobs, tess_tile tile) {
+    const uint32_t shift = jobs->order.shift, dense = jobs->dense_jobs,
+                   strided = jobs->strided_jobs;
+    uint32_t *const bucket = jobs->order.bucket;
+    uint64_t n_jobs = 0, n_blocks = 0;
+    do {
+        const uint64_t all = (uint64_t)(tile.i_last + 1),
+                       blocks = all + (uint64_t)(tile.quotient - tile.start);
+        const uint32_t more = jobs->below[tile.rest];
+        if (dense) bucket[all >> shift] += dense;
+        if (more) bucket[(blocks + 1) >> shift] += more;
+        if (more < strided) bucket[blocks >> shift] += strided - more;
+        n_blocks += all * dense + blocks * strided + more;
+        n_jobs += dense + strided;
+    } while (tess_tile_next(&jobs->grid, &tile));
+    jobs->n_jobs += n_jobs;
+    jobs->n_blocks += n_blocks;
+}
+
 static void count_whole(tess_jobs *jobs, tess_tile tile, const tess_key_span *span) {
     const tess_pack *const end = jobs->packs + jobs->n_packs;
     uint32_t *const bucket = jobs->order.bucket;
@@ -255,6 +311,10 @@ static void count_whole(tess_jobs *jobs, tess_tile tile, const tess_key_span *sp
     if (jobs->n_packs == 1 &&
         tess_tiler_causal(jobs->tiler, jobs->packs[0].cls, &tile, span, &causal)) {
         count_causal(jobs, tile, causal);
+        return;
+    }
+    if (jobs->causal && span->whole && tile.first >= 0) {
+        count_packs_causal(jobs, tile);
         return;
     }
     do {

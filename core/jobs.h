@@ -76,6 +76,12 @@ typedef struct tess_jobs {
     tess_pack *packs;  /* [n_packs] of the classes that are being counted; room for [n_classes] */
     uint32_t *pack;    /* [n_classes] index of the pack of a class, if it has one */
     uint32_t n_packs;
+    /* Where all packs are causal S2 or dense: how many jobs a tile makes of dense ones, of strided
+     * ones, and of those of these whose first block is below a residue; [grid.stride], or NULL for
+     * a stride that is too large. */
+    bool causal;
+    uint32_t dense_jobs, strided_jobs;
+    uint32_t *below;
     tess_order order; /* of the counted jobs, by key blocks */
 
     /* What tess_jobs_count found. */

@@ -10,17 +10,25 @@ enum { MAX_BUCKETS = 16384 };
 
 /* ------------------------------------------------------------------ the counting sort */
 
+static size_t mark_bytes(const tess_order *order) {
+    return (order->n_buckets / 64 + (size_t)1) * sizeof *order->marks;
+}
+
 bool tess_order_create(tess_order *order, tess_runtime *runtime, uint64_t most_blocks) {
     if (order->shift == 0)
         while (most_blocks >> order->shift >= MAX_BUCKETS) order->shift++;
     order->n_buckets = (uint32_t)(most_blocks >> order->shift) + 1;
     order->bucket = tess_mem_alloc(runtime, order->n_buckets * sizeof *order->bucket, 64);
-    return order->bucket != NULL;
+    order->marks = tess_mem_alloc(runtime, mark_bytes(order), 64);
+    if (order->marks) memset(order->marks, 0, mark_bytes(order));
+    return order->bucket != NULL && order->marks != NULL;
 }
 
 void tess_order_release(tess_order *order, tess_runtime *runtime) {
+    tess_mem_free(runtime, order->marks, mark_bytes(order));
     tess_mem_free(runtime, order->bucket, order->n_buckets * sizeof *order->bucket);
     order->bucket = NULL;
+    order->marks = NULL;
 }
 
 void tess_order_begin(tess_order *order) {
@@ -43,6 +51,33 @@ uint32_t tess_order_places(tess_order *order, uint32_t at) {
         at += count;
     }
     return at;
+}
+
+/* The highest bucket of a word of marks. */
+static uint32_t highest(uint32_t word, uint64_t marks) {
+    return word * 64 + 63 - (uint32_t)__builtin_clzll(marks);
+}
+
+uint32_t tess_order_marked_places(tess_order *order, uint32_t at) {
+    for (uint32_t word = order->n_used / 64 + 1; word-- > 0;)
+        for (uint64_t left = order->marks[word], bit; left != 0; left ^= bit) {
+            const uint32_t b = highest(word, left), count = order->bucket[b];
+            bit = UINT64_C(1) << b % 64;
+            order->bucket[b] = at;
+            at += count;
+        }
+    return at;
+}
+
+void tess_order_unmark(tess_order *order) {
+    for (uint32_t word = 0; word <= order->n_used / 64; word++) {
+        for (uint64_t left = order->marks[word], bit; left != 0; left ^= bit) {
+            const uint32_t b = highest(word, left);
+            bit = UINT64_C(1) << b % 64;
+            order->bucket[b] = 0;
+        }
+        order->marks[word] = 0;
+    }
 }
 
 /* ------------------------------------------------------------------ sections */

@@ -13,6 +13,7 @@ typedef struct tess_order {
     uint32_t *bucket;
     uint32_t n_buckets, shift;
     uint32_t n_used; /* the buckets from here on are empty since tess_order_end */
+    uint64_t *marks; /* a bit for each bucket that tess_order_mark has counted in */
 } tess_order;
 
 /* Room to sort jobs of up to `most_blocks` key blocks; false without memory. *order is zero before
@@ -29,6 +30,16 @@ void tess_order_again(tess_order *order);
 
 /* Turns counts into places, longest jobs first, from `at` on. Returns the place after the last. */
 uint32_t tess_order_places(tess_order *order, uint32_t at);
+
+/* The same for a few of the jobs, which use few buckets: the time is theirs, however many buckets
+ * there are. All buckets are empty before the first mark, and empty again after the call of
+ * tess_order_unmark that ends with the last one. */
+static inline void tess_order_mark(const tess_order *order, uint32_t bucket) {
+    order->bucket[bucket]++;
+    order->marks[bucket / 64] |= UINT64_C(1) << bucket % 64;
+}
+uint32_t tess_order_marked_places(tess_order *order, uint32_t at);
+void tess_order_unmark(tess_order *order);
 
 static inline uint32_t *tess_order_bucket(const tess_order *order, uint64_t blocks) {
     return &order->bucket[blocks >> order->shift];

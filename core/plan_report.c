@@ -104,8 +104,17 @@ typedef struct tess_work {
 
 /* Pairs that the rows keep of their keys. */
 static uint64_t kept_pairs(const tess_head_pattern *pattern, const tess_seen *rows) {
-    return (uint64_t)(tess_head_pairs(pattern, rows->p0, rows->p1, rows->end) -
-                      tess_head_pairs(pattern, rows->p0, rows->p1, rows->first));
+    const tess_wide pairs = tess_head_pairs(pattern, rows->p0, rows->p1, rows->end);
+    if (rows->first == 0) return (uint64_t)pairs;
+    return (uint64_t)(pairs - tess_head_pairs(pattern, rows->p0, rows->p1, rows->first));
+}
+
+/* Keys that the rows read with at least one head of the kv head. */
+static int64_t read_keys(const tess_layout *layout, int32_t kv_head, const tess_seen *rows,
+                         uint8_t *mark) {
+    if (mark) return masked_keys(layout, kv_head, rows, mark);
+    const int64_t keys = group_keys(layout, kv_head, rows, rows->end);
+    return rows->first == 0 ? keys : keys - group_keys(layout, kv_head, rows, rows->first);
 }
 
 static void sequence_work(const tess_plan *plan, uint32_t n, uint8_t *mark, tess_work *work) {
@@ -128,9 +137,7 @@ static void sequence_work(const tess_plan *plan, uint32_t n, uint8_t *mark, tess
         add_product(&work->kept, kept_pairs(&layout->patterns[c], &rows), layout->class_heads[c]);
     add_product(&work->dense, kept_pairs(&dense, &rows), (uint64_t)layout->n_heads);
     for (int32_t g = 0; g < layout->n_kv_heads; g++)
-        work->keys += (uint64_t)(mark ? masked_keys(layout, g, &rows, mark)
-                                      : group_keys(layout, g, &rows, rows.end) -
-                                            group_keys(layout, g, &rows, rows.first));
+        work->keys += (uint64_t)read_keys(layout, g, &rows, mark);
 }
 
 /* Whether sequence n makes the work of the one before it. */

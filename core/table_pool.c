@@ -22,10 +22,31 @@ static uint64_t rounded(uint64_t bytes) {
     return bytes > UINT64_MAX - step ? bytes : (bytes + step - 1) / step * step;
 }
 
-static bool has_passed(tess_device *device, tess_kept_table *t) {
-    if (t->buffer.kind == TESS_BUFFER_NONE) return false;
-    if (!t->passed) t->passed = device->backend->passed(device->native, t->mark) == TESS_OK;
-    return t->passed;
+/* Whether the mark comes after one of `first` on the same stream. */
+static bool comes_after(const tess_kept_table *t, tess_kept_table *const *first, int n) {
+    while (n-- > 0)
+        if (first[n]->stream.kind == t->stream.kind && first[n]->stream.handle == t->stream.handle)
+            return true;
+    return false;
+}
+
+/* Finds out which tables no run reads any more; the lock is held. Marks are asked in their order:
+ * behind one that its stream has not passed it has passed none, and where the host is far ahead
+ * there are dozens of these. A handle may be that of a later stream by now, which makes such a
+ * table wait longer than it had to. */
+static void ask_marks(tess_device *device) {
+    tess_kept_table *not_passed[TESS_POOL_TABLES];
+    for (int n = 0;;) {
+        tess_kept_table *first = NULL;
+        for (tess_kept_table *t = device->pool.tables; t < device->pool.tables + TESS_POOL_TABLES;
+             t++)
+            if (t->buffer.kind != TESS_BUFFER_NONE && !t->passed &&
+                (!first || t->number < first->number) && !comes_after(t, not_passed, n))
+                first = t;
+        if (!first) return;
+        first->passed = device->backend->passed(device->native, first->mark) == TESS_OK;
+        if (!first->passed) not_passed[n++] = first;
+    }
 }
 
 /* Takes a table out of the pool; the lock is held. */
@@ -40,9 +61,10 @@ static tess_buffer take_out(tess_table_pool *pool, tess_kept_table *t) {
  * there is none. */
 static tess_kept_table *smallest(tess_device *device, uint64_t least, uint64_t most) {
     tess_kept_table *found = NULL;
+    ask_marks(device);
     for (tess_kept_table *t = device->pool.tables; t < device->pool.tables + TESS_POOL_TABLES; t++)
-        if (t->buffer.size >= least && t->buffer.size <= most &&
-            (!found || t->buffer.size < found->buffer.size) && has_passed(device, t))
+        if (t->buffer.kind != TESS_BUFFER_NONE && t->passed && t->buffer.size >= least &&
+            t->buffer.size <= most && (!found || t->buffer.size < found->buffer.size))
             found = t;
     return found;
 }
@@ -119,6 +141,8 @@ bool tess_table_keep(tess_device *device, const tess_stream *stream, tess_buffer
         if (room && device->backend->mark(device->native, stream, &t->mark) == TESS_OK) {
             t->buffer = *buffer;
             t->passed = false;
+            t->number = pool->marks++;
+            t->stream = *stream;
             pool->kept += buffer->size;
             pool->used = kept = true;
         }

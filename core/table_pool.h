@@ -21,12 +21,15 @@ typedef struct tess_kept_table {
     tess_buffer buffer; /* of kind NONE: the place is free */
     void *mark;         /* the backend's, which stays with the place; NULL until it is needed */
     bool passed;        /* no run reads the buffer any more */
+    uint64_t number;    /* marks are set in this order, */
+    tess_stream stream; /* on this stream */
 } tess_kept_table;
 
 typedef struct tess_table_pool {
     pthread_mutex_t lock;
     bool used; /* some plan was released into it: tables get sizes that fit others */
     uint64_t kept;
+    uint64_t marks; /* that were set so far */
     tess_kept_table tables[TESS_POOL_TABLES];
 } tess_table_pool;
 

@@ -138,6 +138,16 @@ typedef struct tess_driver {
     tess_status status;
 } tess_driver;
 
+/* A function that was found in a module. */
+typedef struct tess_driver_found {
+    char name[64];
+    int module;
+    void *function;
+    unsigned shared_bytes; /* that it was allowed to have at a launch; 0: not asked for */
+} tess_driver_found;
+
+enum { TESS_DRIVER_FOUND = 64 }; /* that a device remembers: plans in use have about a dozen */
+
 struct tess_driver_device {
     const tess_host *host;
     const tess_driver *driver;
@@ -154,6 +164,9 @@ struct tess_driver_device {
     void *code[TESS_DRIVER_MODULES];
     size_t code_bytes[TESS_DRIVER_MODULES];
     int is_early[TESS_DRIVER_MODULES]; /* the vendor's answer for a module's image */
+    /* The lock `loading` is held. Packed batches make plans in every step, of the same kernels. */
+    tess_driver_found found[TESS_DRIVER_FOUND];
+    int n_found;
     void *timers[TESS_DRIVER_TIMERS][2];
     atomic_int timer_busy[TESS_DRIVER_TIMERS];
 };
@@ -210,6 +223,9 @@ tess_status tess_driver_enter(tess_driver_device *d, void **before);
  * takes. */
 tess_status tess_driver_function(tess_driver_device *d, int module, const tess_driver_image *image,
                                  const char *name, void **function);
+
+/* What is remembered of a function, while the lock `loading` is held; NULL: nothing. */
+tess_driver_found *tess_driver_remembered(tess_driver_device *d, const void *function);
 
 /* Writes into `buffer`, and returns, that there is no image for the device and which there are.
  * `before` begins the sentence. */

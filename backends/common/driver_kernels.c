@@ -50,20 +50,42 @@ static tess_status load_module(tess_driver_device *d, int module, const tess_dri
     return status;
 }
 
+/* The function, from the driver, and remembered as far as there is room. */
+static tess_status look_up(tess_driver_device *d, int module, const tess_driver_image *image,
+                           const char *name, void **function) {
+    TESS_RETURN_IF_ERROR(load_module(d, module, image));
+    int code = d->driver->call.module_function(function, d->modules[module], name);
+    if (code == DRIVER_OK && d->driver->vendor->load)
+        code = d->driver->vendor->load(d->driver, *function);
+    if (code != DRIVER_OK)
+        return tess_driver_fail(d, tess_driver_symbol(d->driver, module_function), name, code);
+    if (d->n_found == TESS_DRIVER_FOUND || strlen(name) >= sizeof d->found->name) return TESS_OK;
+    tess_driver_found *found = &d->found[d->n_found++];
+    snprintf(found->name, sizeof found->name, "%s", name);
+    found->module = module;
+    found->function = *function;
+    return TESS_OK;
+}
+
 tess_status tess_driver_function(tess_driver_device *d, int module, const tess_driver_image *image,
                                  const char *name, void **function) {
+    tess_status status = TESS_OK;
+    int n = 0;
     pthread_mutex_lock(&d->loading);
-    tess_status status = load_module(d, module, image);
-    if (status == TESS_OK) {
-        int code = d->driver->call.module_function(function, d->modules[module], name);
-        if (code == DRIVER_OK && d->driver->vendor->load)
-            code = d->driver->vendor->load(d->driver, *function);
-        if (code != DRIVER_OK)
-            status =
-                tess_driver_fail(d, tess_driver_symbol(d->driver, module_function), name, code);
-    }
+    while (n < d->n_found && (d->found[n].module != module || strcmp(d->found[n].name, name) != 0))
+        n++;
+    if (n < d->n_found)
+        *function = d->found[n].function;
+    else
+        status = look_up(d, module, image, name, function);
     pthread_mutex_unlock(&d->loading);
     return status;
+}
+
+tess_driver_found *tess_driver_remembered(tess_driver_device *d, const void *function) {
+    for (int n = 0; n < d->n_found; n++)
+        if (d->found[n].function == function) return &d->found[n];
+    return NULL;
 }
 
 tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int module,

@@ -38,7 +38,7 @@ const char *tess_cuda_hopper_refusal(const tess_driver_device *d, const tess_dri
 /* Bytes of shared memory that a thread block of the device may have. */
 unsigned tess_cuda_shared_bytes(const tess_driver_device *d);
 /* Allows a function that many bytes; `name` is for messages. */
-tess_status tess_cuda_set_shared(const tess_driver_device *d, void *function, unsigned bytes,
+tess_status tess_cuda_set_shared(tess_driver_device *d, void *function, unsigned bytes,
                                  const char *name);
 /* Makes the state of a plan: the forward kernel of a module
  * ("sm80", "sm90", "decode16") for that head_dim, with so much workgroup memory, and the merge

@@ -47,12 +47,17 @@ unsigned tess_cuda_shared_bytes(const tess_driver_device *d) {
     return 99 << 10;
 }
 
-tess_status tess_cuda_set_shared(const tess_driver_device *d, void *function, unsigned bytes,
+tess_status tess_cuda_set_shared(tess_driver_device *d, void *function, unsigned bytes,
                                  const char *name) {
     int (*const set)(void *, int, int) =
         (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
-    const int code =
-        set(function, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)bytes);
+    int code = DRIVER_OK;
+    pthread_mutex_lock(&d->loading);
+    tess_driver_found *found = tess_driver_remembered(d, function);
+    if (!found || found->shared_bytes != bytes)
+        code = set(function, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)bytes);
+    if (found && code == DRIVER_OK) found->shared_bytes = bytes;
+    pthread_mutex_unlock(&d->loading);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, "cuFuncSetAttribute", name, code);
 }
 

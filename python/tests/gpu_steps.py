@@ -11,7 +11,7 @@ import torch
 
 import tessera
 from gpu_checks import DEVICE, PATTERN, bar, check
-from tessera import _plans
+from tessera import _native, _plans
 
 MIB = 1 << 20
 
@@ -59,47 +59,73 @@ def ten_thousand_steps_of_new_lengths() -> str:
     )
 
 
+class Planning:
+    """While it is entered, adds up the seconds that plans take: forward ones, backward ones, and
+    what of both tess_plan_create says that it took."""
+
+    def __enter__(self) -> Planning:
+        self.seconds, self.within = [0.0, 0.0], 0.0
+        self.init, self.create = _plans.Plan.__init__, _native.create_plan
+
+        def init(plan: _plans.Plan, problem: _plans.Problem) -> None:
+            begin = time.perf_counter()
+            self.init(plan, problem)
+            self.seconds[problem.op] += time.perf_counter() - begin
+
+        def create(*arguments: Any) -> tuple[Any, Any]:
+            plan, info = self.create(*arguments)
+            self.within += info.create_seconds
+            return plan, info
+
+        _plans.Plan.__init__ = init  # type: ignore[method-assign]
+        _native.create_plan = create
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _plans.Plan.__init__ = self.init  # type: ignore[method-assign]
+        _native.create_plan = self.create
+
+
 @check
 def planning_of_64k_tokens() -> str:
-    """The share of a step that new lengths cost: S2 (B=64, L=8, V=16), 16 heads, D=128."""
-    tokens, pattern = 65536, tessera.S2(64, 8, 16)
+    """The share of a step that new lengths cost: S2 (B=64, L=8, V=16), 16 heads, D=128. Each list
+    of lengths is first new and then known."""
+    tokens, pattern, many = 65536, tessera.S2(64, 8, 16), 40
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(tokens, 16, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
-    spent = [0.0]
-    real = _plans.Plan.__init__
-
-    def timed(*arguments: Any) -> None:
-        begin = time.perf_counter()
-        real(*arguments)
-        spent[0] += time.perf_counter() - begin
-
+    limits = tessera.cache_info()
+    # As many plans as the steps below make, which drop as many others.
+    tessera.cache_limits(plans=2 * many, bytes=256 * MIB)
     words = []
     for sequences in (1, 8, 32):
         lists = [cuts(generator, tokens, sequences) for _ in range(100)]
         if sequences == 1:  # one sequence, of a new length each
             lists = [[0, tokens - 64 * n - 1] for n in range(100)]
         # Until the cache drops plans, their tables are new memory of the device.
-        known, new = [lists[0]] * 40, lists[60:]
-        for cu in lists[:60]:
+        given, steps = lists[-many:], many - 1
+        for cu in lists[:-many]:
             train(x, cu, pattern)
-        times = []
-        for given in (known, new):
+        times, issued, spent = [], [], []
+        for _ in ("new", "known"):
             train(x, given[0], pattern)
             torch.cuda.synchronize()
-            spent[0], _plans.Plan.__init__ = 0.0, timed  # type: ignore[method-assign]
-            begin = time.perf_counter()
-            for cu in given[1:]:
-                train(x, cu, pattern)
-            issued = time.perf_counter() - begin
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) / (len(given) - 1) * 1e3)
-            _plans.Plan.__init__ = real  # type: ignore[method-assign]
-        plans, steps = spent[0] * 1e3 / (len(new) - 1), len(new) - 1
-        share = max(times[1] / times[0] - 1, plans / times[1])
+            with Planning() as planning:
+                begin = time.perf_counter()
+                for cu in given[1:]:
+                    train(x, cu, pattern)
+                issued.append((time.perf_counter() - begin) / steps * 1e3)
+                torch.cuda.synchronize()
+                times.append((time.perf_counter() - begin) / steps * 1e3)
+            spent.append([s / steps * 1e3 for s in (*planning.seconds, planning.within)])
+        assert spent[1] == [0, 0, 0], "a plan of known lengths was made again"
+        (forward, backward, within), (new, known) = spent[0], times
+        plans, growth = forward + backward, new / known - 1
         words.append(
-            f"{sequences} sequences: {times[0]:.2f} ms a step with known lengths, {times[1]:.2f} "
-            f"with new ones ({times[1] / times[0] - 1:+.1%}); on the host "
-            f"{issued / steps * 1e3:.2f} ms, of them planning {plans:.3f} ms, "
-            f"{plans / times[1]:.1%} of the step {bar('10 %', share < 0.1)}"
+            f"{sequences} sequences: {known:.2f} ms a step with known lengths, {new:.2f} "
+            f"with new ones ({growth:+.1%}); on the host "
+            f"{issued[0]:.2f} ms, of them planning {plans:.3f} ms, "
+            f"{plans / new:.1%} of the step {bar('10 %', max(growth, plans / new) < 0.1)} "
+            f"(forward {forward:.3f} ms, backward {backward:.3f}; tess_plan_create {within:.3f})"
         )
+    tessera.cache_limits(plans=limits.max_plans, bytes=limits.max_bytes)
     return "; ".join(words)

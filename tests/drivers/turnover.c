@@ -199,6 +199,29 @@ static void test_bounds(void **state) {
     close_scene(&s);
 }
 
+/* Behind a mark that its stream has not passed none is asked for, and one of another stream is. */
+static void test_marks_in_order(void **state) {
+    (void)state;
+    enum { PLANS = 12 };
+    scene s;
+    tess_plan *plans[PLANS];
+    open_scene(&s);
+    for (int n = 0; n < PLANS; n++) plans[n] = plan_of(&s, 20 + n);
+    for (int n = 0; n < PLANS; n++)
+        assert_ok(tess_plan_release_after(plans[n], n < PLANS - 1 ? &s.on : NULL));
+    start_log();
+    tess_plan *plan = plan_of(&s, 20);
+    assert_int_equal(logged("EventQuery "), 2);
+    assert_int_equal(wait_stream(s.stream), 0);
+    start_log();
+    tess_plan *later = plan_of(&s, 20);
+    assert_int_equal(memory_calls(), 0);
+    control->logging = 0;
+    tess_plan_release(plan);
+    tess_plan_release(later);
+    close_scene(&s);
+}
+
 /* Streams that cannot be marked are refused, and the plan lives on. */
 static void test_arguments(void **state) {
     (void)state;
@@ -276,7 +299,7 @@ int main(int argc, char **argv) {
     *(void **)&drop_stream = symbol(library, "cuStreamDestroy_v2", "hipStreamDestroy");
     *(void **)&wait_stream = symbol(library, "cuStreamSynchronize", "hipStreamSynchronize");
     const struct CMUnitTest tests[] = {TEST(test_steps_are_flat), TEST(test_runs_in_flight),
-                                       TEST(test_bounds), TEST(test_arguments),
-                                       TEST(test_failing_calls)};
+                                       TEST(test_bounds),         TEST(test_marks_in_order),
+                                       TEST(test_arguments),      TEST(test_failing_calls)};
     return cmocka_run_group_tests_name("plans of one step", tests, NULL, NULL);
 }
