@@ -254,7 +254,7 @@ INTEL_ATTRIBUTES TESS_FORWARD_KERNEL {
         const uint kept = active ? matrix_keeps(own, i) : MATRIX_NONE;
         if (kept != MATRIX_NONE) {
             intel_scores(&w, m);
-            if (kept == MATRIX_SOME) intel_mask(&w, own, i);
+            if (kept != MATRIX_ALL) intel_mask(&w, own, i);
             intel_softmax(&w, scale_log2);
             intel_values(&w, m);
         }

@@ -170,25 +170,32 @@ MATRIX_FUNCTION void matrix_bound_rows(__local matrix_job *m) {
     if (lane == 0u) m->bounds[own] = all;
 }
 
-/* What a subgroup's rows keep of a stage. */
+/* What a subgroup's rows keep of a stage: of a span, whose keys are neighbours, each row keeps
+ * those within its window, whatever else masks say. */
 #define MATRIX_NONE 0u
 #define MATRIX_SOME 1u
-#define MATRIX_ALL  2u
+#define MATRIX_SPAN 2u
+#define MATRIX_ALL  3u
 MATRIX_FUNCTION uint matrix_keeps(const __local matrix_job *m, uint stage) {
     const uint list = stage % TESS_LISTS;
     if (m->masked[list] != stage) return MATRIX_ALL;
     const matrix_bounds own = m->bounds[TESS_THREAD / TESS_LANES];
-    const int sinks = m->source.sinks;
-    bool some = false, all = true;
+    const int sinks = m->source.sinks, begin = m->keys[list][0].position;
+    bool some = false, span = true, all = true;
     TESS_UNROLL for (uint n = 0u; n < TESS_KEYS; n += TESS_LANES) {
-        const matrix_key key = m->keys[list][(n + TESS_THREAD % TESS_LANES) % TESS_KEYS];
+        const uint nth = (n + TESS_THREAD % TESS_LANES) % TESS_KEYS;
+        const matrix_key key = m->keys[list][nth];
         const uint blocks = key.kept & own.blocks;
         const int p = key.position;
         some |=
             (blocks != 0u) & (((p < sinks) & (p <= own.last)) | ((p >= own.low) & (p <= own.high)));
+        span &= (blocks == own.blocks) & (p >= sinks) & (p - begin == TESS_INT(nth));
         all &= (blocks == own.blocks) & (p >= own.first) & (p <= own.final);
     }
-    return !MATRIX_ANY(some) ? MATRIX_NONE : MATRIX_ANY(!all) ? MATRIX_SOME : MATRIX_ALL;
+    return !MATRIX_ANY(some)   ? MATRIX_NONE
+           : !MATRIX_ANY(!all) ? MATRIX_ALL
+           : MATRIX_ANY(!span) ? MATRIX_SOME
+                               : MATRIX_SPAN;
 }
 
 /* Whether the row keeps a key. */

@@ -196,7 +196,21 @@ MATRIX_FUNCTION void nv_scores(nv_thread *w, const __local nv_memory *m, uint st
     }
 }
 
-/* Replaces scores that must not count by minus infinity. */
+/* Replaces scores that must not count by minus infinity: of a span, those outside of a row's
+ * window. One comparison tests both sides, since differences below 0 are large without a sign. */
+MATRIX_FUNCTION void nv_mask_span(nv_thread *w, const __local matrix_job *m, uint stage,
+                                  uint thread) {
+    const uint first = TESS_UINT(m->keys[stage % TESS_LISTS][0].position) + thread % 4u * 2u;
+    TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
+        const __local matrix_row *row = &m->rows[nv_row_of(t, r, thread)];
+        const uint low = TESS_UINT(row->low), most = TESS_UINT(row->high) - low, at = first - low;
+        TESS_UNROLL for (uint n = 0u; n < TESS_S; n++)
+            TESS_UNROLL for (uint e = 0u; e < 2u; e++) if (at + n * 8u + e > most)
+                w->s[t][n][2u * r + e] = TESS_MINUS_INFINITY;
+    }
+}
+
+/* The same of any keys. */
 MATRIX_FUNCTION void nv_mask(nv_thread *w, const __local matrix_job *m, uint stage, uint thread) {
     const uint keys = nv_shared_address(&m->keys[stage % TESS_LISTS][thread % 4u * 2u]);
     const int sinks = m->source.sinks;
@@ -408,6 +422,7 @@ TESS_FORWARD_KERNEL {
         const uint kept = matrix_keeps(own, i);
         if (kept == MATRIX_NONE) continue;
         nv_scores(&w, m, i % 2u, thread);
+        if (kept == MATRIX_SPAN) nv_mask_span(&w, own, i, thread);
         if (kept == MATRIX_SOME) nv_mask(&w, own, i, thread);
         nv_softmax(&w, scale_log2);
         nv_values(&w, m, i % 2u, thread);
