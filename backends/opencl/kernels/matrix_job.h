@@ -109,12 +109,28 @@ MATRIX_FUNCTION void matrix_find_row(__local matrix_job *m, const matrix_source 
     m->rows[r] = own;
 }
 
+/* Key number u of the job. Those of the interval are neighbours: most are found without a division
+ * and without a load, on which all subgroups would wait. */
+MATRIX_FUNCTION tess_key matrix_find_key(uint u, tess_key_walk walk, tess_tile tile TESS_TABLES) {
+    const uint inside = u - walk.left_count * args.block, end = walk.interval_blocks * args.block;
+    const bool masked =
+        inside < walk.mask_head * args.block || inside >= end - walk.mask_tail * args.block;
+    if (inside >= end || (masked && (tile.flags & TESS_CLASS_LOCAL) != 0u))
+        return tess_find_key(u, walk, tile TESS_TABLES_OF_KERNEL);
+    tess_key key;
+    key.token = walk.interval_start * args.block + inside;
+    key.position = masked ? TESS_INT(key.token) : TESS_INT_MIN;
+    key.last_block = TESS_INT_MAX;
+    key.bits = 0xffffffffu;
+    return key;
+}
+
 /* Writes an entry of a stage's list. */
 MATRIX_FUNCTION void matrix_list_key(__local matrix_job *m, const matrix_source *source, uint stage,
                                      uint nth TESS_PAGES) {
     const uint u = stage * TESS_KEYS + nth, count = source->count, list = stage % TESS_LISTS;
     const tess_key key =
-        tess_find_key(tess_min(u, count - 1u), source->walk, source->tile TESS_TABLES_OF_KERNEL);
+        matrix_find_key(tess_min(u, count - 1u), source->walk, source->tile TESS_TABLES_OF_KERNEL);
     /* query blocks of the tile up to the last that keeps the key */
     const tess_offset blocks = TESS_OFFSET(key.last_block) - source->first_block + 1;
     tess_place place;
