@@ -159,7 +159,9 @@ static uint64_t column_share(const tess_plan *plan, const tess_columns *x) {
 /*
  * Into how many parts the query heads of a long column are cut. One column for all of them is least
  * work. But where a device has few columns, it waits for the longest one: those of a single kv head
- * of 8,192 tokens are 64, and strided keys of S2 with a large stride are few as well. Parts end one
+ * of 8,192 tokens are 64, and strided keys of S2 with a large stride are few as well. A column that
+ * is hardly longer than a share begins first, and what it takes longer is less than cutting costs.
+ * If they are cut, then until no part takes longer than half of a share. Parts end one
  * after the other, each of which takes about as long as a step, so there are at most as many as the
  * root of the longest column's steps. Results of a batch-invariant plan must not depend on how many
  * columns there are.
@@ -170,7 +172,7 @@ static uint32_t column_parts(const tess_plan *plan, const tess_columns *x) {
                    share = column_share(plan, x), steps = x->most_cost / x->step_rows;
     uint64_t parts = 1;
     if (plan->shares[0].kernel.sum_bytes == 0 || (plan->flags & TESS_PLAN_BATCH_INVARIANT) ||
-        x->jobs->n_runs != (uint32_t)layout->n_kv_heads)
+        x->jobs->n_runs != (uint32_t)layout->n_kv_heads || 4 * x->most_cost <= 5 * share)
         return 1;
     for (uint64_t n = 2; n <= group && n * n <= steps; n++) {
         if (2 * x->most_cost <= parts * share) break;

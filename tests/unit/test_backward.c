@@ -346,10 +346,15 @@ static void test_few_columns(void **state) {
     enum { UNITS = 132, TILE = 128, SUMS = 8 + 2 * TILE * TILE * 4 };
     static const struct {
         int64_t batch, tokens;
-        int32_t heads, kv_heads, block, stride;
-    } cases[] = {{1, 8192, 8, 1, 0, 0},     {1, 4096, 8, 1, 0, 0},   {1, 4096, 16, 2, 0, 0},
-                 {1, 7936, 5, 1, 0, 0},     {1, 1024, 32, 8, 0, 0},  {4, 1024, 8, 1, 0, 0},
-                 {1, 32768, 32, 4, 48, 24}, {1, 65536, 8, 1, 64, 16}};
+        int32_t heads, kv_heads, block, stride, local;
+        uint32_t parts;
+    } cases[] = {{1, 8192, 8, 1, 0, 0, 0, 8},   {1, 4096, 8, 1, 0, 0, 0, 8},
+                 {1, 4096, 16, 2, 0, 0, 0, 8},  {1, 7936, 5, 1, 0, 0, 0, 5},
+                 {1, 1024, 32, 8, 0, 0, 0, 4},  {4, 1024, 8, 1, 0, 0, 0, 8},
+                 {1, 2048, 32, 8, 0, 0, 0, 4},  {1, 16384, 8, 1, 0, 0, 0, 8},
+                 {1, 32768, 8, 1, 0, 0, 0, 1},  {1, 32768, 32, 4, 48, 24, 31, 4},
+                 {1, 65536, 8, 1, 64, 16, 8, 8}};
+    uint64_t more = 0;
     rig.caps.parallel_jobs = UNITS;
     rig.kernel.stages = ONE_PASS;
     rig.kernel.tile_keys = TILE;
@@ -359,7 +364,7 @@ static void test_few_columns(void **state) {
     device = open_device(runtime);
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         const tess_pattern dense = {.struct_size = sizeof dense};
-        tess_pattern s2 = s2_pattern(cases[n].block, 10, cases[n].stride, 0);
+        tess_pattern s2 = s2_pattern(cases[n].block, cases[n].local, cases[n].stride, 0);
         s2.flags = TESS_PATTERN_PER_KV_HEAD;
         tess_plan_desc d = plan_desc();
         uint64_t all = 0, longest = 0;
@@ -369,15 +374,21 @@ static void test_few_columns(void **state) {
         layout = make_layout(runtime, cases[n].block ? &s2 : &dense, cases[n].heads,
                              cases[n].kv_heads, d.kv_len);
         run_replan(&d);
-        assert_in_range(plan->column_parts, 2, (unsigned)(cases[n].heads / cases[n].kv_heads));
+        assert_int_equal(cases[n].parts, plan->column_parts);
+        if (cases[n].parts == 1) continue;
         assert_in_range(plan->memory.n_sums * SUMS, SUMS, 15 << 19);
+        assert_int_equal(plan->memory.n_sums, smaller(plan->n_cut_columns, (15 << 19) / SUMS));
+        more += plan->memory.n_sums < plan->n_cut_columns;
         for (uint64_t c = 0; c < plan->memory.n_columns; c++) {
             const uint64_t rows = rows_of_column(c);
             all += rows;
             if (rows > longest) longest = rows;
         }
         assert_true(longest <= all / UNITS * 5 / 4);
+        /* all of a dense kv head's; of S2 the strided keys' alone */
+        if (n == 1 || cases[n].tokens == 65536) assert_int_equal(32, plan->n_cut_columns);
     }
+    assert_true(more > 0); /* of some plan, sums' places are used again */
 }
 
 /* Sequences without rows or without keys are there, and every row has its strip. */
