@@ -11,7 +11,7 @@ enum {
     LEAST_TURN_COLUMNS = 8,
     MOST_TURN_COLUMNS = 64,
     TURN_STRIPS = 16, /* of the longest sequence for each of them */
-    /* of sums: with the words of turns, a workspace is within 8 MiB of what its rows take */
+    /* of sums; with the words of turns, 8 MiB for most plans of few columns */
     MOST_SUM_BYTES = 15 << 19
 };
 
@@ -151,67 +151,84 @@ static void set_sections(const tess_plan *plan, tess_columns *x) {
     x->near_rows = larger(rows, turn_rows(plan, x, LEAST_TURN_COLUMNS));
 }
 
-/* What a multiprocessor's share of all columns is, in rows of query heads. */
-static uint64_t column_share(const tess_plan *plan, const tess_columns *x) {
-    return (x->near_cost + x->far_cost) / plan->device->caps.parallel_jobs;
+/* How many columns' sums there may be a place for. */
+static uint64_t most_sums(const tess_plan *plan) {
+    return (uint64_t)larger(1, MOST_SUM_BYTES / plan->shares[0].kernel.sum_bytes);
+}
+
+/* How long columns are cut. */
+typedef struct cut {
+    uint64_t head_parts, row_parts;
+    uint64_t least; /* rows of query heads; columns of more are cut */
+    uint64_t time;  /* of a run, in rows of query heads */
+} cut;
+
+/* What deciding about it needs: columns of more than a share >> n, which is to be above 0. */
+enum { BOUNDS = 4 };
+typedef struct lengths {
+    uint64_t share, longer[BOUNDS];
+} lengths;
+
+/*
+ * What a run takes with columns cut, if that is less. Columns that are not cut may begin last, when
+ * some multiprocessors have nothing else to do: a run takes half of the longest one longer. About
+ * to end, the parts of a column wait for each other, and exchange sums in about the time of
+ * EXCHANGE_STEPS steps each. There are at most as many of them as the root of the longest column's
+ * steps; and so many that the columns that run at a time find places for their sums, and half as
+ * many more: where one is taken, a column waits until another one ends.
+ */
+static void try_parts(const tess_plan *plan, const tess_columns *x, const lengths *all,
+                      uint64_t head_parts, uint64_t row_parts, cut *best) {
+    enum { EXCHANGE_STEPS = 3 };
+    const uint64_t workers = plan->device->caps.parallel_jobs, parts = head_parts * row_parts,
+                   exchange = (uint64_t)EXCHANGE_STEPS * x->step_rows, places = most_sums(plan),
+                   chain = x->most_cost / parts + parts * exchange;
+    if (parts * parts > x->most_cost / x->step_rows) return;
+    for (int n = 0; n < BOUNDS && all->share >> n > 0; n++) {
+        const uint64_t sums = all->longer[n] * parts * parts / 2 * exchange / workers,
+                       least = all->share >> n,
+                       time = (uint64_t)larger(all->share + sums + least / 2, chain);
+        if (all->longer[n] > places && 2 * parts * places < 3 * workers) continue;
+        if (time < best->time) *best = (cut){head_parts, row_parts, least, time};
+    }
 }
 
 /*
- * Into how many parts the query heads of a long column are cut. One column for all of them is least
- * work. But where a device has few columns, it waits for the longest one: those of a single kv head
- * of 8,192 tokens are 64, and strided keys of S2 with a large stride are few as well. A column that
- * is hardly longer than a share begins first, and what it takes longer is less than cutting costs.
- * If they are cut, then until no part takes longer than half of a share. Parts end one
- * after the other, each of which takes about as long as a step, so there are at most as many as the
- * root of the longest column's steps. Results of a batch-invariant plan must not depend on how many
- * columns there are.
+ * One column for all rows and query heads of some keys is least work. But where a device has few
+ * columns, it waits for the longest one: those of a single kv head of 8,192 tokens are 64, and
+ * strided keys of S2 with a large stride are few as well. Then long columns are cut: by query heads
+ * first, whose parts are at the same rows at a time, and by rows where that is not enough. Results
+ * of a batch-invariant plan must not depend on how many columns there are.
  */
-static uint32_t column_parts(const tess_plan *plan, const tess_columns *x) {
+static cut choose_cut(const tess_plan *plan, const tess_columns *x) {
+    enum { MOST_ROW_PARTS = 64 };
     const tess_layout *layout = plan->layout;
-    const uint64_t group = (uint64_t)(layout->n_heads / layout->n_kv_heads),
-                   share = column_share(plan, x), steps = x->most_cost / x->step_rows;
-    uint64_t parts = 1;
+    const bool one_run = x->jobs->n_runs == (uint32_t)layout->n_kv_heads;
+    const uint64_t group = one_run ? (uint64_t)(layout->n_heads / layout->n_kv_heads) : 1;
+    lengths all = {.share = (x->near_cost + x->far_cost) / plan->device->caps.parallel_jobs};
+    cut best = {1, 1, 0, (uint64_t)larger(all.share, x->most_cost)};
     if (plan->shares[0].kernel.sum_bytes == 0 || (plan->flags & TESS_PLAN_BATCH_INVARIANT) ||
-        x->jobs->n_runs != (uint32_t)layout->n_kv_heads || 4 * x->most_cost <= 5 * share)
-        return 1;
-    for (uint64_t n = 2; n <= group && n * n <= steps; n++) {
-        if (2 * x->most_cost <= parts * share) break;
-        if (group % n == 0) parts = n;
-    }
-    return (uint32_t)parts;
+        x->most_cost <= all.share)
+        return best;
+    for (int n = 0; n < BOUNDS; n++) all.longer[n] = tess_columns_longer(x, all.share >> n);
+    for (uint64_t n = 2; n <= group; n++)
+        if (group % n == 0) try_parts(plan, x, &all, n, 1, &best);
+    for (uint64_t n = 2; n <= MOST_ROW_PARTS && tess_columns_turns(layout); n *= 2)
+        try_parts(plan, x, &all, group, n, &best);
+    return best;
 }
 
-/*
- * Columns with fewer rows than this are not cut. Whole ones come last, when some multiprocessors
- * have nothing else to do: a run takes half of the longest one longer. To cut a column takes time
- * as well. About to end, its parts wait for each other, and exchange sums in about the time of
- * EXCHANGE_STEPS steps each.
- */
-static uint64_t least_cut(const tess_plan *plan, const tess_columns *x, uint64_t parts) {
-    enum { SMALL_PART = 8, EXCHANGE_STEPS = 3 };
-    const uint64_t share = column_share(plan, x), workers = plan->device->caps.parallel_jobs,
-                   of_one = parts * parts / 2 * EXCHANGE_STEPS * x->step_rows;
-    uint64_t least = share, best = UINT64_MAX;
-    for (uint64_t rows = share; rows > 0 && rows >= share / SMALL_PART; rows /= 2) {
-        const uint64_t time = rows / 2 + tess_columns_longer(x, rows) * of_one / workers;
-        if (time >= best) continue;
-        best = time;
-        least = rows;
-    }
-    return least;
-}
-
-/* Cuts the columns that take so long that a run would wait for them. */
 static tess_status cut_columns(tess_plan *plan, tess_columns *x) {
-    const uint32_t parts = column_parts(plan, x), bytes = plan->shares[0].kernel.sum_bytes;
+    const cut best = choose_cut(plan, x);
     plan->column_parts = 1;
-    if (parts == 1) return TESS_OK;
-    TESS_RETURN_IF_ERROR(tess_columns_cut(x, parts, least_cut(plan, x, parts)));
+    if (best.least == 0) return TESS_OK;
+    TESS_RETURN_IF_ERROR(
+        tess_columns_cut(x, (uint32_t)best.head_parts, (uint32_t)best.row_parts, best.least));
     if (x->n_cut == 0) return TESS_OK;
-    plan->column_parts = parts;
+    plan->column_parts = x->parts;
     plan->n_cut_columns = x->n_cut;
-    plan->memory.n_sums = (uint64_t)smaller(x->n_cut, larger(1, MOST_SUM_BYTES / bytes));
-    plan->memory.sum_bytes = bytes;
+    plan->memory.n_sums = (uint64_t)smaller(x->n_cut, most_sums(plan));
+    plan->memory.sum_bytes = plan->shares[0].kernel.sum_bytes;
     return TESS_OK;
 }
 

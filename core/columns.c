@@ -397,17 +397,14 @@ tess_status tess_columns_count(tess_columns *x) {
     return walk_heads(x);
 }
 
-/* The first column of a kv head, or of those that come last (`from` is 1), that is not cut. */
-static uint32_t first_uncut(const tess_columns *x, uint64_t head, int from) {
-    const uint32_t *starts = &x->starts[2 * head];
-    return (uint32_t)larger(starts[from], starts[0] + (x->cut ? x->cut[head] : 0));
-}
-
 uint64_t tess_columns_far(const tess_columns *x) {
     uint64_t most = 0;
     for (uint64_t head = 0; head < tess_columns_heads(x); head++) {
-        const uint32_t first = first_uncut(x, head, 0), end = x->starts[2 * head + 1];
-        if (end > first && end - first > most) most = end - first;
+        const uint32_t first = x->starts[2 * head], end = x->starts[2 * head + 1];
+        uint64_t far = end - first;
+        for (uint32_t n = first; x->n_cut > 0 && n < end; n++)
+            far -= x->places[n] == TESS_CUT_PLACE;
+        if (far > most) most = far;
     }
     return most;
 }
@@ -438,9 +435,9 @@ static const tess_column_copies *copies_end(const tess_columns *x) {
 /* Counts the columns of the section in the buckets. */
 static void count_columns(const tess_columns *x, const section *s) {
     for (uint64_t head = s->begin; head < s->end; head++) {
-        const uint32_t last = x->starts[2 * head + (uint64_t)s->to];
-        for (uint32_t n = first_uncut(x, head, s->from); n < last; n++)
-            tess_order_mark(&x->order, x->places[n]);
+        const uint32_t *starts = &x->starts[2 * head], last = starts[s->to];
+        for (uint32_t n = starts[s->from]; n < last; n++)
+            if (x->places[n] != TESS_CUT_PLACE) tess_order_mark(&x->order, x->places[n]);
     }
 }
 
@@ -450,6 +447,7 @@ static void count_columns(const tess_columns *x, const section *s) {
  * order of columns, as the CPU does, nobody waits then, however many work at a time. */
 static void place_downward(tess_columns *x, uint32_t first, uint32_t last, tess_column *out) {
     for (uint32_t n = last; n-- > first;) {
+        if (x->places[n] == TESS_CUT_PLACE) continue;
         x->places[n] = x->order.bucket[x->places[n]]++;
         out[x->places[n]] = x->columns[n];
     }
@@ -462,8 +460,8 @@ static void place_columns(tess_columns *x, const section *s, const tess_column_c
     uint32_t *const bucket = x->order.bucket;
     const tess_column_copies *c = *copies, *const c_end = copies_end(x);
     for (uint64_t head = s->begin; head < s->end; head++) {
-        const uint32_t first = first_uncut(x, head, s->from),
-                       last = x->starts[2 * head + (uint64_t)s->to];
+        const uint32_t *starts = &x->starts[2 * head], first = starts[s->from],
+                       last = starts[s->to];
         if (!x->turns) {
             place_downward(x, first, last, out);
             continue;
@@ -471,6 +469,7 @@ static void place_columns(tess_columns *x, const section *s, const tess_column_c
         for (uint32_t n = first; n < last;) {
             const uint64_t next = c < c_end ? c->column : last;
             for (; n < last && n < next; n++) {
+                if (x->places[n] == TESS_CUT_PLACE) continue;
                 x->places[n] = bucket[x->places[n]]++;
                 out[x->places[n]] = x->columns[n];
             }
@@ -543,7 +542,7 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     uint64_t total = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t least = last_section(x, total);
-    const uint32_t cut = tess_cut_columns_place(x, out);
+    const uint32_t cut = (uint32_t)(x->n_cut * x->parts);
     tess_order_begin(&x->order);
     if (x->turns && x->section_rows != 0) {
         const uint32_t far = place_sections(x, x->section_rows, least, 0, 1, cut, out);
@@ -551,6 +550,7 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     } else {
         (void)place_sections(x, x->section_rows, least, 0, 2, cut, out);
     }
+    tess_cut_columns_place(x, out);
     place_segments(x, segments);
     tess_cut_segments_place(x, out, segments);
 }
@@ -718,8 +718,7 @@ void tess_columns_release(tess_columns *x) {
     tess_spare_give(x->runtime, x->places, (size_t)x->places_room * sizeof *x->places);
     tess_spare_give(x->runtime, x->segments, (size_t)x->segments_room * sizeof *x->segments);
     tess_spare_give(x->runtime, x->columns, (size_t)x->columns_room * sizeof *x->columns);
-    tess_mem_free(x->runtime, x->cut, (size_t)tess_columns_heads(x) * sizeof *x->cut);
-    tess_mem_free(x->runtime, x->cut_columns, (size_t)x->n_list * sizeof *x->cut_columns);
+    tess_mem_free(x->runtime, x->cut_columns, (size_t)x->n_cut * sizeof *x->cut_columns);
     tess_mem_free(x->runtime, x->turn_runs,
                   (size_t)(x->n_maps * x->map_runs) * sizeof *x->turn_runs);
     tess_mem_free(x->runtime, x->maps, x->n_maps * sizeof *x->maps);

@@ -21,12 +21,15 @@ typedef struct tess_column_copies {
     uint32_t wait; /* of the lower segments; the upper ones wait for the column before */
 } tess_column_copies;
 
-/* A column that is cut by query heads. */
+/* A column that is cut. */
 typedef struct tess_cut_column {
-    uint64_t rows;   /* of query heads; no more than the columns before it in the kv head have */
+    uint64_t rows;   /* of query heads; with turns, no more than columns before it in the kv head */
     uint32_t column; /* its number as they were counted */
-    uint32_t head;   /* the kv head, through all sequences */
+    uint32_t near;   /* 1: it is one of those that come last where there are turns */
 } tess_cut_column;
+
+/* What `places` has of such a column, until all others have theirs. */
+#define TESS_CUT_PLACE UINT32_MAX
 
 typedef struct tess_columns {
     tess_runtime *runtime;
@@ -71,12 +74,10 @@ typedef struct tess_columns {
     uint32_t *starts;
     uint64_t most_cost, far_cost, near_cost; /* of a column; of all: rows of query heads */
 
-    /* What tess_columns_cut cut into `parts` columns each: n_cut columns, in the order of the
-     * table, and how many of each kv head of each sequence; else NULL. */
-    uint32_t parts;
-    uint32_t *cut;
-    tess_cut_column *cut_columns; /* [n_list] */
-    uint64_t n_cut, n_list;
+    /* What tess_columns_cut cut into `parts` columns each, in the order of the table. */
+    uint32_t parts, head_parts; /* parts of the query heads, and of the rows: parts / head_parts */
+    tess_cut_column *cut_columns; /* [n_cut] */
+    uint64_t n_cut;
     uint64_t more_columns, more_segments; /* than were counted */
 
     /* [0: one section] Set between count and place. Columns come in sections of about equal size,
@@ -103,18 +104,19 @@ void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);
 
-/* Between count and place: cuts the columns of more than `least` rows of query heads into `parts`
- * columns with the same keys, each with as many of the query heads: of each kv head the first ones
- * up to one that is shorter. Each kv head has a single run of heads, whose number `parts` divides.
- * They come first in the table, longest first, and columns with the same keys one after the other.
- */
-tess_status tess_columns_cut(tess_columns *columns, uint32_t parts, uint64_t least);
+/* Between count and place: cuts the columns of more than `least` rows of query heads into columns
+ * with the same keys; with turns, of each kv head the first ones up to one that is shorter. Each
+ * has one of `head_parts` parts of the query heads, if each kv head has a single run of heads,
+ * whose number they divide; and one of `row_parts` parts of the rows, if tess_columns_turns(). They
+ * come first in the table, longest first, and columns with the same keys one after the other. */
+tess_status tess_columns_cut(tess_columns *columns, uint32_t head_parts, uint32_t row_parts,
+                             uint64_t least);
 /* How many columns that would be. */
 uint64_t tess_columns_longer(const tess_columns *columns, uint64_t least);
 
-/* For tess_columns_place: writes those columns, and returns the place after them; then their
- * segments, when those of all columns are there. */
-uint32_t tess_cut_columns_place(tess_columns *columns, tess_column *out);
+/* For tess_columns_place: writes those columns to the first places, when all others have theirs;
+ * then their segments, when those of all columns are there. */
+void tess_cut_columns_place(tess_columns *columns, tess_column *out);
 void tess_cut_segments_place(const tess_columns *columns, const tess_column *out,
                              tess_segment *segments);
 

@@ -25,7 +25,7 @@ typedef struct tess_memory_plan {
     uint64_t n_step_plans; /* kernels of steps; the three are there for each of them */
     /* Backward, else 0: workspace of strip_bytes for each strip and query head. */
     uint64_t n_columns, n_segments, n_strips, n_first_strips, n_strip_heads, strip_bytes;
-    /* Where columns are cut, else 0: rows of sums, and workspace of each. */
+    /* Where columns are cut, else 0: places for the sums of such columns, and bytes of each. */
     uint64_t n_sums, sum_bytes;
     /* Computed. */
     uint64_t table_bytes;

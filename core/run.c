@@ -526,7 +526,7 @@ static tess_status launch_stages(const tess_plan *plan, tess_launch *l) {
     l->n_strips = (uint32_t)plan->memory.n_strips;
     l->n_columns = (uint32_t)plan->memory.n_columns;
     l->strips_at = plan->memory.strips_at;
-    l->column_heads = l->group / plan->column_parts;
+    l->column_parts = plan->column_parts;
     l->sums_at = plan->memory.sums_at;
     l->n_sums = plan->memory.n_sums;
     l->n_cut_columns = plan->n_cut_columns;

@@ -112,7 +112,7 @@ static void fill(const tess_launch *l, const instance *x, tess_sm90_backward_arg
     a->sums = workspace + l->sums_at;
     a->sum_turns =
         a->sums + l->n_sums * TESS_SM90_COLUMN_KEYS * 2 * (uint64_t)x->head_dim * sizeof(float);
-    a->parts = l->group / l->column_heads;
+    a->parts = l->column_parts;
     a->cut_columns = (uint32_t)l->n_cut_columns * a->parts;
     a->n_sums = l->n_sums > 0 ? (uint32_t)l->n_sums : 1;
     a->sequences_at = (uint32_t)(t->sequences_at / 4);

@@ -211,8 +211,8 @@ struct tess_kernel {
     /* 1: segments have turns, and are cut as strips are (tessera_turns.h). For a single pass whose
      * step_rows are its strip_rows, and a key with `turns`. */
     uint32_t turns;
-    /* [0: never] Workspace for the sums of columns with the same keys, where a plan cuts its
-     * longest columns by query heads: see tess_launch.column_heads. */
+    /* [0: a plan cuts no columns] Workspace for the sums of columns with the same keys, that is dK
+     * and dV of tile_keys keys: see tess_launch.column_parts. */
     uint32_t sum_bytes;
 };
 
@@ -314,19 +314,20 @@ typedef struct tess_launch {
     /* 1: TESS_PLAN_TRUST_DEVICE: page ids, lengths and positions need no check. */
     uint32_t trusted;
     /*
-     * COLUMNS: the n_cut_columns longest columns are cut by query heads. Each has become `parts`
-     * columns with the same keys, group / column_heads of them, which are the first ones of the
-     * plan's table. Column c < n_cut_columns * parts has column_heads query heads, those of part
-     * c % parts of its kv head's. What columns with the same keys have for dK and dV is added up in
-     * their order, and the last of them writes the result. They meet in sum_bytes of workspace, of
-     * which there are n_sums: those of number c / parts % n_sums. So the first of them has to wait
-     * until columns n_sums * parts before it are done with these. Columns wait for such with lower
-     * numbers alone, as with turns, where each leaves the number of the first one with its keys
-     * (tessera_turns.h). What tells whose turn it is to add sums starts anew where DELTA begins
-     * with job 0: ranges may split COLUMNS.
+     * COLUMNS: n_cut_columns long columns are cut by query heads, by rows or by both. Each has
+     * become column_parts columns with the same keys; some of these may have no segments. They are
+     * the first ones of the plan's table, those with the same keys one after the other. Their dK
+     * and dV are added up in this order, and the last of them writes the result.
+     *
+     * With p = column_parts, columns n * p to n * p + p - 1 add up theirs in the place of number n
+     * % n_sums, of n_sums places with sum_bytes each. So column n * p has to wait until those that
+     * had the place before it are done. Every column waits for columns with lower numbers only.
+     * With turns, each leaves the number of the first column with its keys (tessera_turns.h). The
+     * launch of DELTA with job 0 clears what says whose turn it is to add, so that ranges may
+     * split COLUMNS.
      */
-    uint32_t column_heads;
-    uint64_t sums_at; /* [n_sums is 0: none] bytes from workspace.offset: n_sums * sum_bytes */
+    uint32_t column_parts; /* [1: no column is cut] */
+    uint64_t sums_at;      /* [n_sums is 0: none] bytes from workspace.offset: n_sums * sum_bytes */
     uint64_t n_sums;
     uint64_t n_cut_columns;
 } tess_launch;

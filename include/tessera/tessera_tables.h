@@ -86,9 +86,9 @@ typedef struct tess_merge {
 
 /*
  * A column is what one workgroup (or CPU thread) does for dK and dV: some keys of one kv head, and
- * all rows that read them, of all query heads of the kv head or of tess_launch.column_heads. A
- * plan's columns have each key of each sequence once, or in as many columns as theirs is cut into,
- * also those that no row reads: dK and dV are written as 0 there.
+ * all rows that read them, of all query heads of the kv head; or a part of both, where long columns
+ * are cut (tess_launch.column_parts). A plan's columns have each key of each sequence once, or in
+ * all parts of its column, also those that no row reads: dK and dV are written as 0 there.
  *
  * The keys are `blocks` key blocks, or a part of one where tile_keys is less than a block. They are
  * two runs of blocks, the second one often empty. Block m begins at position

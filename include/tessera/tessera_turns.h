@@ -10,8 +10,8 @@
  *
  *   1. waits at (strip, query head) until the word is the segment's `wait`, then
  *   2. adds its rows and, once they are in memory,
- *   3. sets the word to its own number plus 1 (tess_turn_leave). Columns that are cut by query
- *      heads set it to that of the first one with their keys (tess_turn_column).
+ *   3. sets the word to its own number plus 1 (tess_turn_leave). Columns that are cut set it to
+ *      that of the first one with their keys (tess_turn_column).
  *
  * It does so at each strip and query head of its segments, also where it finds nothing to add: the
  * column after it waits for its word. A run without d_q needs no turns.
@@ -64,7 +64,7 @@ static inline tess_turn tess_turn_of(const tess_segment *segment, uint32_t strip
 }
 
 /* The word that a column leaves, whose number is `column`; or that of the first column with the
- * same keys, of those that are cut by query heads. */
+ * same keys, of those that are cut. */
 static inline uint32_t tess_turn_leave(uint32_t column) { return column + 1; }
 
 /* That first column, where `cut` columns have become `parts` each (tess_launch.n_cut_columns).

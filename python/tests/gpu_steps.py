@@ -94,7 +94,7 @@ def planning_of_64k_tokens() -> str:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(tokens, 16, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     limits = tessera.cache_info()
-    # As many plans as the steps below make, which drop as many others; those of captured graphs stay.
+    # Room for the plans of the steps below, which drop as many others, and of captured graphs.
     tessera.cache_limits(plans=limits.plans + 2 * many, bytes=limits.bytes + 256 * MIB)
     words = []
     for sequences in (1, 8, 32):

@@ -299,6 +299,7 @@ static void test_parts(void **state) {
         d.flags = cases[n].flags;
         d.kv_len = cases[n].keys;
         if (cases[n].keys < ROWS) d.q_len = cases[n].keys;
+        rig.kernel.step_rows = 1;
         rig.kernel.stages = ONE_PASS;
         rig.kernel.sum_bytes = cases[n].sum_bytes;
         rig.caps.parallel_jobs = cases[n].workers;
@@ -320,7 +321,7 @@ static void test_parts(void **state) {
         assert_int_equal(plan->memory.sums_at + sums * SUM_BYTES, plan->memory.workspace_bytes);
         fill(plan);
         launched();
-        assert_int_equal(HEADS / KV_HEADS / 2, rig.launch.column_heads);
+        assert_int_equal(plan->column_parts, rig.launch.column_parts);
         assert_int_equal(sums, rig.launch.n_sums);
         assert_int_equal(plan->n_cut_columns, rig.launch.n_cut_columns);
         assert_true(sums <= plan->n_cut_columns);
@@ -339,8 +340,8 @@ static uint64_t rows_of_column(uint64_t c) {
 }
 
 /* Layers as ranks have them that share a model's heads are cut on 132 multiprocessors, and so are
- * the strided keys of few kv heads: until no column takes longer than a multiprocessor's share of
- * all. Their sums take 7.5 MiB at most. */
+ * the strided keys of few kv heads: until no column takes longer than twice a multiprocessor's
+ * share of all. Their sums take 7.5 MiB at most. */
 static void test_few_columns(void **state) {
     (void)state;
     enum { UNITS = 132, TILE = 128, SUMS = 8 + 2 * TILE * TILE * 4 };
@@ -348,12 +349,15 @@ static void test_few_columns(void **state) {
         int64_t batch, tokens;
         int32_t heads, kv_heads, block, stride, local;
         uint32_t parts;
-    } cases[] = {{1, 8192, 8, 1, 0, 0, 0, 8},   {1, 4096, 8, 1, 0, 0, 0, 8},
-                 {1, 4096, 16, 2, 0, 0, 0, 8},  {1, 7936, 5, 1, 0, 0, 0, 5},
-                 {1, 1024, 32, 8, 0, 0, 0, 4},  {4, 1024, 8, 1, 0, 0, 0, 8},
-                 {1, 2048, 32, 8, 0, 0, 0, 4},  {1, 16384, 8, 1, 0, 0, 0, 8},
-                 {1, 32768, 8, 1, 0, 0, 0, 1},  {1, 32768, 32, 4, 48, 24, 31, 4},
-                 {1, 65536, 8, 1, 64, 16, 8, 8}};
+    } cases[] = {{1, 8192, 8, 1, 0, 0, 0, 4},      {1, 4096, 8, 1, 0, 0, 0, 8},
+                 {1, 4096, 16, 2, 0, 0, 0, 4},     {1, 7936, 5, 1, 0, 0, 0, 5},
+                 {1, 1024, 32, 8, 0, 0, 0, 4},     {4, 1024, 8, 1, 0, 0, 0, 8},
+                 {1, 2048, 32, 8, 0, 0, 0, 4},     {1, 16384, 8, 1, 0, 0, 0, 4},
+                 {1, 32768, 8, 1, 0, 0, 0, 1},     {1, 32768, 32, 4, 48, 24, 31, 2},
+                 {1, 65536, 8, 1, 64, 16, 8, 8},   {1, 16384, 8, 1, 64, 16, 8, 16},
+                 {1, 131072, 1, 1, 64, 64, 8, 16}, {1, 131072, 4, 4, 64, 64, 8, 4},
+                 {1, 4096, 2, 2, 0, 0, 0, 4},      {1, 2048, 8, 8, 0, 0, 0, 1},
+                 {1, 16384, 1, 1, 0, 0, 0, 4},     {1, 65536, 1, 1, 0, 0, 0, 1}};
     uint64_t more = 0;
     rig.caps.parallel_jobs = UNITS;
     rig.kernel.stages = ONE_PASS;
@@ -384,7 +388,7 @@ static void test_few_columns(void **state) {
             all += rows;
             if (rows > longest) longest = rows;
         }
-        assert_true(longest <= all / UNITS * 5 / 4);
+        assert_true(longest <= all / UNITS * 2);
         /* all of a dense kv head's; of S2 the strided keys' alone */
         if (n == 1 || cases[n].tokens == 65536) assert_int_equal(32, plan->n_cut_columns);
     }

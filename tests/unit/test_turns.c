@@ -128,7 +128,7 @@ static void test_order_of_repeated_columns(void **state) {
         instance_repeating(&c, &seed, 600);
         instance_plan(&c);
         (void)check_turns(&c);
-        columns += c.n_columns;
+        columns += c.columns.n_columns;
         repeated += c.columns.n_repeated;
         instance_free(&c);
     }

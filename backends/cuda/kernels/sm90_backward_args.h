@@ -48,7 +48,7 @@ typedef struct tess_sm90_backward_args {
     tess_arg_u64 counter;
     /* [0: additions to dQ have no order] u32 of each query head and strip: tessera_turns.h */
     tess_arg_u64 turns;
-    /* Of columns that are cut by query heads, `n_sums` times (tess_launch.n_cut_columns): dV and dK
+    /* Of columns that are cut, `n_sums` times (tess_launch.n_cut_columns): dV and dK
      * so far, in float32 and without the scale, of 8 keys each in the order of the registers; and
      * how many columns have added there, u32 of either warpgroup, 0 before the first launch. */
     tess_arg_u64 sums, sum_turns;
