@@ -58,7 +58,7 @@ enum { TEST_TURNS = 3, TEST_NO_TURN = -1 };
 
 /* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
  * sanitizer, where a release build beside it runs them all, so it is with two of three kernels of
- * any device. */
+ * any device. With TESSERA_TEST_HEAD_DIM=N so it is with larger head_dims on every target. */
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
 
 /* Whether a device's own choice compiles the instance for that type and head_dim: a software device

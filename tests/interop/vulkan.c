@@ -38,9 +38,9 @@ typedef struct app {
 #define VK(call) assert_int_equal((call), VK_SUCCESS)
 
 static const char narrow_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 "
-                                  "q_len=70 kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f16";
+                                  "q_len=70 kv_len=333 head_dim=40 kv_split=3 batch=2 dtype=f16";
 static const char wide_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 "
-                                "kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f32";
+                                "kv_len=333 head_dim=40 kv_split=3 batch=2 dtype=f32";
 
 /* ------------------------------------------------------------------ the application's device */
 
