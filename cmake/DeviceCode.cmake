@@ -69,7 +69,9 @@ function(tessera_device_few result source arch)
   if(NOT TESSERA_DEVICE_CODE STREQUAL "few")
     return()
   endif()
-  set(options -I${PROJECT_SOURCE_DIR}/backends/cuda/kernels -include few.cuh)
+  # Optimisation takes a third of the time, and nothing here is run.
+  set(options -Xcicc -O1 -Xptxas -O1 -I${PROJECT_SOURCE_DIR}/backends/cuda/kernels
+    -include few.cuh)
   list(FIND TESSERA_FEW_${source} ${arch} place)
   if(place GREATER 0)
     list(APPEND options -DTESS_FEWEST)

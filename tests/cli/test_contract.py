@@ -20,6 +20,9 @@ from command import CommandTest, main, write_array
 SHAPE = ("heads=4", "q_len=64", "head_dim=16")
 S2 = ("local=1", "stride=2", "block=16")
 
+# Further measurements are left to builds that are not slowed down; test_bench is in all of them.
+measures = unittest.skipIf(os.environ.get("TESSERA_TEST_MEASURE") == "few", "one problem is enough")
+
 
 class Contract(CommandTest):
     def test_help_and_version(self):
@@ -545,6 +548,7 @@ class Contract(CommandTest):
         self.assertEqual(self.files(),
                          ["a.csv", "a.html", "a.json", "a.md", "b.json", "c.html", "c.md"])
 
+    @measures
     def test_bench_decode(self):
         """The fields of decode, and what files without them are taken for."""
         outputs = [word for suffix in ("json", "csv", "md", "html")
@@ -596,6 +600,7 @@ class Contract(CommandTest):
         self.assertEqual(done.code, 0, f"{words}: {done.err}")
         return done
 
+    @measures
     def test_bench_fixed(self):
         """Every line of the suite is a result, if only one that says how long it would take."""
         done = self.bench_vendors("--dtype", "bf16,f32", "--json", self.path("a.json"),
@@ -619,6 +624,7 @@ class Contract(CommandTest):
             self.assertIn(result["status"], ("ok", "slow", "memory"))
             self.assertEqual(result["heads"], result["heads_total"])  # never cut
 
+    @measures
     def test_bench_submit(self):
         """One file, named after the device, that tells nothing of the machine's folders."""
         self.refuse(2, "--submit", "bench", "quick", "--submit")

@@ -24,6 +24,7 @@ typedef struct test_target {
     int software;    /* a GPU interface emulated on the CPU, which takes its time */
     int kernels;     /* targets of its device that force a kernel */
     int turn;        /* whose turn it is among them, or TEST_NO_TURN */
+    int narrow;      /* of its turn it takes the smallest range of head_dim alone */
     /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not
      * either */
     int portable;
@@ -51,14 +52,14 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
 void test_targets_close(test_targets *targets);
 
 /* The kernels of a software device are instances of one body, which it compiles for seconds, one
- * for each type and range of head_dim. They take turns: both kernels of OpenCL and the larger one
- * of Vulkan have a third of the instances each, so that each type and range runs once. With
- * TESSERA_TEST_FULL=1 nothing is left out. */
+ * for each type and range of head_dim. They take turns: the larger kernels of OpenCL and of Vulkan
+ * have a third of the instances each, and OpenCL's smaller one has one more, so that each type and
+ * each range runs twice at least. With TESSERA_TEST_FULL=1 nothing is left out. */
 enum { TEST_TURNS = 3, TEST_NO_TURN = -1 };
 
 /* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
  * sanitizer, where a release build beside it runs them all, so it is with two of three kernels of
- * any device. */
+ * any device. With TESSERA_TEST_HEAD_DIM=N so it is with larger head_dims on every target. */
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
 
 /* Whether a device's own choice compiles the instance for that type and head_dim: a software device

@@ -55,7 +55,7 @@ static int create(instance *x, problem *p, const test_target *target, const char
     char error[256];
     if (problem_parse(p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
     tess_status status = TESS_ERROR_UNSUPPORTED;
-    const int leaves = test_other_turn(target, p->dtype, p->head_dim);
+    const int leaves = !rig_has_gradients(target, p);
     if (!leaves)
         status =
             instance_create(x, target->device, p, target->kernel[0] ? target->kernel : NULL, 0);

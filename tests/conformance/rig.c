@@ -54,6 +54,13 @@ int rig_has_instance(const test_target *target, const char *line) {
     return has;
 }
 
+int rig_has_gradients(const test_target *target, problem *p) {
+    if (test_other_turn(target, p->dtype, p->head_dim)) return 0;
+    if (!target->software || target->kernel[0] || test_full()) return 1;
+    p->dtype = p->kv_dtype = TESS_F32;
+    return p->head_dim <= 64;
+}
+
 void rig_create(rig *r, const test_target *target, const char *line,
                 void (*edit)(tess_plan_desc *desc, void *user), void *user) {
     char error[512];

@@ -35,6 +35,11 @@ typedef struct rig {
  * test_has_instance. */
 int rig_has_instance(const test_target *target, const char *line);
 
+/* Whether a target computes the gradients of a problem, or it is another kernel's turn. Software
+ * takes seconds to compile each instance of these kernels, so its own choice has one of the nine,
+ * which is enough for what instances share: problems of other types become such of float32. */
+int rig_has_gradients(const test_target *target, problem *p);
+
 /* Makes the problem of `line` ready on a target. `edit` (may be NULL) changes the plan's
  * descriptor. Failures fail the test. */
 void rig_create(rig *r, const test_target *target, const char *line,

@@ -94,12 +94,15 @@ void test_many_heads_and_sequences(void **state) {
         /* Heads of one pattern share jobs; in the next line each has its own. */
         ("pattern=s2 block=2 local=1 stride=3 heads=65535 kv_heads=1 per_kv_head=1 head_dim=8 "
          "batch=2 q_len=1 kv_len=7 dtype=f16"),
-        "pattern=s2 block=2 local=1 stride=3 heads=65535 head_dim=8 q_len=1 kv_len=11",
         "pattern=dense heads=1 head_dim=8 batch=70000 q_len=2 kv_len=1 dtype=f16",
+        /* Vulkan's software takes seconds for a grid of so many jobs, and has the one of the first
+         * line. */
+        "pattern=s2 block=2 local=1 stride=3 heads=65535 head_dim=8 q_len=1 kv_len=11",
     };
     const test_target *target = *state;
-    enum { LINES = sizeof lines / sizeof lines[0] };
-    for (int n = 0; n < LINES; n++) {
+    const int slow = target->software && strcmp(target->backend, "vulkan") == 0 && !test_full();
+    const int count = (int)(sizeof lines / sizeof lines[0]) - slow;
+    for (int n = 0; n < count; n++) {
         rig r;
         rig_create(&r, target, lines[n], NULL, NULL);
         if (r.refused) continue;

@@ -111,6 +111,9 @@ static void check_result(const problem *p, void *const host[5]) {
             }
 }
 
+/* How many calls a scenario makes before it merges. */
+static long before_merge;
+
 /* Everything that an application does, from the first call to the last. */
 static void scenario(const char *line, const rule *r) {
     tess_runtime *runtime = NULL;
@@ -167,6 +170,7 @@ static void scenario(const char *line, const rule *r) {
     run.device_seconds = &seconds;
     STEP(tess_run(plan, &run));
     STEP(tess_copy(device, tess_host_buffer(host[3], bytes[3]), buffers[3], bytes[3]));
+    before_merge = shim.calls();
     STEP(test_merge(device, &merged));
     if (!merged) fail_msg("wrong merge after %s failed", shim.failed());
     check_result(&p, host);
@@ -197,12 +201,30 @@ static void check_left(long k) {
 /* With --all each call fails in both ways, on each kind of device, and submissions are long. */
 static int all;
 
+static const rule nothing_fails = {0, TESS_OK}, once_more = {1, TESS_ERROR_OUT_OF_MEMORY},
+                  lost = {0, TESS_ERROR_DEVICE_LOST};
+
+static void without_failure(const char *line) {
+    test_heap_init(&heap, 0, 0);
+    shim.reset(0, 0, 0);
+    scenario(line, &nothing_fails);
+    check_left(0);
+    assert_true(shim.calls() > 60);
+}
+
 /* From call `first` on. Without --all a call fails in one of the two ways. Devices with memory of
- * their own differ in few calls, so there some are enough. */
+ * their own differ in few calls, so there some are enough. A merge makes the same four calls for
+ * each of the 32 that may run at a time. Away from its two ends every fifth of these that would
+ * fail does, so that each of the four meets a failure. */
 static void each_call(long first, int sticky, int code, int kind, const rule *r) {
+    enum { ENDS = 24, FIFTH = 5 };
     const long step = all ? 1 : kind ? 11 : 2;
     long most = 0;
-    for (long k = all ? 1 : first;; k += step) {
+    shim.pretend(kind, 0);
+    without_failure(small_line);
+    const long repeated = before_merge + ENDS, last = shim.calls() - ENDS;
+    for (long k = all ? 1 : first;;
+         k += !all && !kind && k > repeated && k + FIFTH * step < last ? FIFTH * step : step) {
         test_heap_init(&heap, 0, 0);
         shim.pretend(kind, 0);
         shim.reset(k, sticky, code);
@@ -214,7 +236,7 @@ static void each_call(long first, int sticky, int code, int kind, const rule *r)
     }
     shim.pretend(0, 0);
     printf("%ld calls failed, one after the other\n", most);
-    assert_true(most > 60 / step);
+    assert_true(most > (kind ? 60 / step : 80));
 }
 
 /* The same with the kernel on matrix units chosen. Software takes long to compile what stands in
@@ -234,17 +256,6 @@ static void each_matrix_call(long first, int sticky, int code, const rule *r) {
     pretend_matrices(0);
     printf("%ld calls failed with matrices, one after the other\n", most);
     assert_true(most > 200 / step && shim.kernel_runs() > ran + 9);
-}
-
-static const rule nothing_fails = {0, TESS_OK}, once_more = {1, TESS_ERROR_OUT_OF_MEMORY},
-                  lost = {0, TESS_ERROR_DEVICE_LOST};
-
-static void without_failure(const char *line) {
-    test_heap_init(&heap, 0, 0);
-    shim.reset(0, 0, 0);
-    scenario(line, &nothing_fails);
-    check_left(0);
-    assert_true(shim.calls() > 60);
 }
 
 static void test_no_failure(void **state) {
