@@ -216,9 +216,9 @@ class Bench(Bars):
             (1, 5, 1, 64, 7936, pattern(DENSE), 1.0),
             (1, 32, 8, 128, 1024, pattern(DENSE), 1.0),
             (4, 8, 1, 128, 1024, pattern(DENSE), 1.0),
-            (1, 32, 4, 80, 32768, thin, 0.75),
-            (1, 8, 1, 128, 65536, alone, 0.75),
-            (1, 8, 1, 128, 16384, alone, 0.6),
+            (1, 32, 4, 80, 32768, thin, 0.4),
+            (1, 8, 1, 128, 65536, alone, 0.7),
+            (1, 8, 1, 128, 16384, alone, 0.4),
         ):
             title = f"few columns, {batch} x {heads}/{kv_heads} D={head_dim}, {tokens} tokens"
             if wanted.kind == S2:
