@@ -450,8 +450,8 @@ template <typename T, typename Shape, unsigned WANTED> struct mainloop_backward 
     }
 
     /* Adds dK and dV of the own keys to those of the columns with the same keys and other query
-     * heads or rows, in the order of the parts. True for the last one, which has the sums. Before the first
-     * one, others may have used the place. */
+     * heads or rows, in the order of the parts. True for the last one, which has the sums. Before
+     * the first one, others may have used the place. */
     __device__ __forceinline__ bool add_up(const column_info *c, uint32_t before) {
         const uint32_t part = before % a->parts;
         const bool ends = part + 1 == a->parts;
