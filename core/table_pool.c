@@ -22,11 +22,20 @@ static uint64_t rounded(uint64_t bytes) {
     return bytes > UINT64_MAX - step ? bytes : (bytes + step - 1) / step * step;
 }
 
-/* Whether the mark comes after one of `first` on the same stream. */
-static bool comes_after(const tess_kept_table *t, tess_kept_table *const *first, int n) {
-    while (n-- > 0)
-        if (first[n]->stream.kind == t->stream.kind && first[n]->stream.handle == t->stream.handle)
+/* A mark that has been asked, and was not passed. */
+typedef struct asked_mark {
+    const tess_kept_table *table;
+    bool busy; /* its stream is not there yet; else nobody can tell */
+} asked_mark;
+
+/* Whether the mark is one of those, or comes after one on a stream that was not there yet. */
+static bool is_asked(const tess_kept_table *t, const asked_mark *asked, int n) {
+    while (n-- > 0) {
+        const tess_stream *stream = &asked[n].table->stream;
+        if (asked[n].table == t ||
+            (asked[n].busy && stream->kind == t->stream.kind && stream->handle == t->stream.handle))
             return true;
+    }
     return false;
 }
 
@@ -35,17 +44,18 @@ static bool comes_after(const tess_kept_table *t, tess_kept_table *const *first,
  * there are dozens of these. A handle may be that of a later stream by now, which makes such a
  * table wait longer than it had to. */
 static void ask_marks(tess_device *device) {
-    tess_kept_table *not_passed[TESS_POOL_TABLES];
+    asked_mark asked[TESS_POOL_TABLES];
     for (int n = 0;;) {
         tess_kept_table *first = NULL;
         for (tess_kept_table *t = device->pool.tables; t < device->pool.tables + TESS_POOL_TABLES;
              t++)
             if (t->buffer.kind != TESS_BUFFER_NONE && !t->passed &&
-                (!first || t->number < first->number) && !comes_after(t, not_passed, n))
+                (!first || t->number < first->number) && !is_asked(t, asked, n))
                 first = t;
         if (!first) return;
-        first->passed = device->backend->passed(device->native, first->mark) == TESS_OK;
-        if (!first->passed) not_passed[n++] = first;
+        const tess_status status = device->backend->passed(device->native, first->mark);
+        first->passed = status == TESS_OK;
+        if (!first->passed) asked[n++] = (asked_mark){first, status == TESS_ERROR_BUSY};
     }
 }
 

@@ -361,7 +361,9 @@ tess_status tess_driver_passed(void *device, void *mark) {
     if (d->driver->vendor->enter(d, &before) != DRIVER_OK) return TESS_ERROR_BUSY;
     const int code = d->driver->call.event_query(mark);
     leave(d, before);
-    return code == DRIVER_OK ? TESS_OK : TESS_ERROR_BUSY;
+    return code == DRIVER_OK          ? TESS_OK
+           : code == DRIVER_NOT_READY ? TESS_ERROR_BUSY
+                                      : TESS_ERROR_NATIVE;
 }
 
 void tess_driver_unmark(void *device, void *mark) {

@@ -376,8 +376,9 @@ typedef struct tess_backend {
     /* [NULL: none] Marks of places in streams, which tell when runs no longer read a plan's tables
      * (tess_plan_release_after). `mark` sets *mark to where the stream is now; *mark is NULL, or
      * one whose place nobody asks for any more. `passed`: OK once the stream is past the place,
-     * BUSY before, without a message. `unmark` frees it. Calls for one mark never overlap. May be
-     * absent: struct_size then ends before them. */
+     * BUSY before, and any other status where that cannot be told, without a message. `unmark`
+     * frees it. Calls for one mark never overlap. May be absent: struct_size then ends before them.
+     */
     tess_status (*mark)(void *device, const tess_stream *stream, void **mark);
     tess_status (*passed)(void *device, void *mark);
     void (*unmark)(void *device, void *mark);
