@@ -11,7 +11,7 @@ enum {
     LEAST_TURN_COLUMNS = 8,
     MOST_TURN_COLUMNS = 64,
     TURN_STRIPS = 16, /* of the longest sequence for each of them */
-    /* of sums; with the words of turns, 8 MiB for most plans of few columns */
+    /* of sums: leaves room for the words of turns in the 8 MiB that few columns may take more */
     MOST_SUM_BYTES = 15 << 19
 };
 
@@ -156,14 +156,15 @@ static uint64_t most_sums(const tess_plan *plan) {
     return (uint64_t)larger(1, MOST_SUM_BYTES / plan->shares[0].kernel.sum_bytes);
 }
 
-/* How long columns are cut. */
+/* A way to cut long columns. */
 typedef struct cut {
     uint64_t head_parts, row_parts;
     uint64_t least; /* rows of query heads; columns of more are cut */
     uint64_t time;  /* of a run, in rows of query heads */
 } cut;
 
-/* What deciding about it needs: columns of more than a share >> n, which is to be above 0. */
+/* A multiprocessor's share of all columns, in rows of query heads, and how many columns have more
+ * rows than a share, a half, a quarter and an eighth of it. */
 enum { BOUNDS = 4 };
 typedef struct lengths {
     uint64_t share, longer[BOUNDS];

@@ -176,9 +176,9 @@ typedef struct tess_kernel_costs {
  * single pass has none of FINISH without d_q. A column may find d_k, d_v or both of kind NONE.
  *
  * Whatever stages hand on to each other lies in the workspace: the kernel's scratch, and behind it
- * strip_bytes for each strip and query head, and sum_bytes for each column that is cut. How these
- * are laid out is the kernel's choice; Delta as float [n_heads][n_strips * strip_rows] is a good
- * one. Row r of sequence s belongs to strip first_strips[s] + r / strip_rows.
+ * strip_bytes for each strip and query head, and n_sums times sum_bytes where columns are cut. How
+ * these are laid out is the kernel's choice; Delta as float [n_heads][n_strips * strip_rows] is a
+ * good one. Row r of sequence s belongs to strip first_strips[s] + r / strip_rows.
  */
 enum {
     TESS_STAGE_DELTA = 1u << 0,

@@ -133,7 +133,7 @@ static void test_order_of_repeated_columns(void **state) {
         instance_free(&c);
     }
     assert_true(columns > 50000);
-    assert_true(repeated > columns / 17);
+    assert_true(repeated > columns / 16);
     instance c;
     known(&c, s2_pattern(64, 8, 64, 0), 1, 1, 32768, true, 0);
     assert_true(c.columns.n_repeated > c.n_columns / 2);
